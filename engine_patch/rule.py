@@ -1,0 +1,37 @@
+"""The whole idea in one place: position i of a request is adapted if and only if i < n, its number of prompt tokens.
+
+n is fixed when the request is admitted. Training, the engine's runners and the reference of the tests all ask here, so
+that none of them can mean something else (arXiv 2605.14217).
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+PREFILL_ONLY_METHODS = frozenset({"lorap"})
+ALL_TOKEN_METHODS = frozenset({"lora"})
+METHODS = PREFILL_ONLY_METHODS | ALL_TOKEN_METHODS
+
+Positions = TypeVar("Positions", int, npt.NDArray[np.int64])
+
+
+def is_prefill_only(method: str) -> bool:
+    """Whether `method` adapts prompt positions only.
+
+    Raises:
+        ValueError: for a method that does not exist: a typing mistake must not turn into "all tokens".
+    """
+    if method not in METHODS:
+        raise ValueError(f"unknown adapter method {method!r}; known: {', '.join(sorted(METHODS))}")
+    return method in PREFILL_ONLY_METHODS
+
+
+def num_adapted(num_prompt_tokens: Positions, start: Positions, count: Positions) -> Positions:
+    """How many of the positions `start .. start + count - 1` are adapted; they are always the first ones.
+
+    Works on integers and, element by element, on arrays `[num_requests]`.
+    """
+    return np.clip(num_prompt_tokens - start, 0, count)  # type: ignore[no-any-return,return-value]

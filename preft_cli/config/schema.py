@@ -1,0 +1,161 @@
+"""The one project config, `preft.yaml`: eight sections, one pydantic model each.
+
+Unknown keys are refused everywhere (`extra="forbid"`). Paths are relative to the folder of the config file.
+Field descriptions end up in the JSON schema for editors and in the comments of `preft init`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Method = Literal["lorap", "lora"]
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+Arm = Literal["base", "lora", "lorap"]
+
+PositiveInt = Annotated[int, Field(gt=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
+class Section(BaseModel):
+    """Base of every section: no unknown keys, no silent changes after loading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ProjectConfig(Section):
+    """Names the project and fixes its randomness."""
+
+    name: str = Field("preft", description="A name for people; shown in results.")
+    seed: int = Field(0, ge=0, description="Seed of data order, initial weights and benchmark requests.")
+
+
+class ModelConfig(Section):
+    """The base model that every adapter of this project belongs to."""
+
+    base: str = Field(
+        "smollm2-135m",
+        description="A Hub id, a local folder, the built-in smollm2-135m, or random:SHAPE for throughput work.",
+    )
+    chat_template: Path | None = Field(
+        None, description="A Jinja chat template file; default: the tokenizer's own. Training and serving use the same."
+    )
+
+
+class AdapterConfig(Section):
+    """The adapter to train."""
+
+    name: str = Field(
+        "my-adapter",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$",
+        description="Its model name on the server: letters, digits, '.', '_', '-'.",
+    )
+    method: Method = Field(
+        "lorap", description="lorap: LoRA on prompt tokens only. lora: LoRA on all tokens, for comparison."
+    )
+    rank: int = Field(16, gt=0, le=512, description="Rank r of the low-rank update.")
+    alpha: float = Field(32.0, gt=0, description="The update is scaled by alpha / rank.")
+    dropout: float = Field(0.0, ge=0, lt=1, description="Dropout on the adapter's input while training.")
+    use_rslora: bool = Field(False, description="Scale by alpha / sqrt(rank) instead (rank-stabilised LoRA).")
+    target_modules: Literal["all-linear"] | list[str] = Field(
+        "all-linear", description="all-linear, or module names such as [q_proj, v_proj]."
+    )
+
+
+class TrainConfig(Section):
+    """Supervised finetuning."""
+
+    file: Path = Field(Path("train.jsonl"), description="Training conversations, JSONL.")
+    output_dir: Path | None = Field(None, description="Default: runs/<adapter.name>.")
+    epochs: float = Field(1.0, gt=0, description="Passes over the data; max_steps wins.")
+    max_steps: PositiveInt | None = Field(None, description="Optimizer steps; default: from epochs.")
+    batch_size: PositiveInt = Field(4, description="Rows a step on each device.")
+    gradient_accumulation_steps: PositiveInt = Field(1, description="Steps whose gradients are added up.")
+    learning_rate: float = Field(1e-3, gt=0, description="Peak learning rate. Adapters need far more than full models.")
+    warmup_ratio: Fraction = Field(0.1, description="Share of the steps that warm up; then cosine decay to zero.")
+    weight_decay: float = Field(0.0, ge=0)
+    max_grad_norm: float = Field(1.0, gt=0, description="Gradients are clipped to this norm.")
+    max_length: PositiveInt = Field(1024, description="Prompt + completion tokens; longer rows are dropped and counted.")
+    dtype: Dtype = Field("auto", description="Compute type. auto: bfloat16 where it is fast, else float32.")
+    gradient_checkpointing: bool = Field(False, description="Less memory, more time, same gradients.")
+    log_every: PositiveInt = Field(1, description="Steps between two lines of metrics.jsonl.")
+    save_every: PositiveInt | None = Field(None, description="Steps between two checkpoints; default: only at the end.")
+
+
+class ConvertConfig(Section):
+    """The serving store."""
+
+    store: Path = Field(Path("store"), description="Folder of NAME.preft files.")
+
+
+class ServeConfig(Section):
+    """The server. Names are vLLM's own where vLLM has one."""
+
+    adapters: Path | None = Field(None, description="Folder of adapters; default: convert.store.")
+    host: str = Field("127.0.0.1", description="Address to listen on; the default is this machine only.")
+    port: int = Field(8000, ge=1, le=65535)
+    dtype: Dtype = Field("auto", description="Type of weights and computation.")
+    tensor_parallel_size: PositiveInt = 1
+    data_parallel_size: PositiveInt = 1
+    max_model_len: PositiveInt | None = Field(None, description="Longest prompt + answer; default: the model's limit.")
+    max_num_seqs: PositiveInt | None = Field(None, description="Requests that run at once; default: vLLM's.")
+    max_num_batched_tokens: PositiveInt | None = Field(None, description="Tokens a step; default: vLLM's.")
+    gpu_memory_utilization: float | None = Field(
+        None, gt=0, le=1, description="Share of the device's memory; default: vLLM's. On CPU: of the machine's memory."
+    )
+    gpu_slots: PositiveInt = Field(8, description="Adapters resident on the device at once.")
+    host_adapters: PositiveInt = Field(1024, description="Adapters kept in host memory.")
+    max_lora_rank: PositiveInt | None = Field(None, description="Largest rank served; default: the largest in the folder.")
+    vllm_args: dict[str, Any] = Field(
+        default_factory=dict, description="Any other vLLM option, by vLLM's own name: {block-size: 32, enforce-eager: true}."
+    )
+
+
+class BenchConfig(Section):
+    """Throughput of arms on the same requests."""
+
+    arms: list[Arm] = Field(default_factory=lambda: ["base", "lora", "lorap"], min_length=1)
+    num_adapters: PositiveInt = Field(8, description="Distinct adapters that the requests use in turn.")
+    rank: int = Field(8, gt=0, le=512)
+    num_requests: PositiveInt = 32
+    prompt_len: PositiveInt = Field(64, description="Prompt tokens of each request.")
+    output_len: PositiveInt = Field(32, description="Tokens to generate for each request.")
+    max_num_seqs: PositiveInt = Field(32, description="Requests that run at once.")
+    gpu_slots: PositiveInt = Field(8, description="Adapter slots on the device.")
+    repeats: PositiveInt = Field(3, description="Timed repetitions of each arm; the median counts.")
+    dtype: Dtype = "auto"
+
+
+class EvalConfig(Section):
+    """Held-out data."""
+
+    file: Path | None = Field(None, description="Held-out conversations, JSONL; their loss is printed by train.")
+    batch_size: PositiveInt = 8
+
+
+class PreftConfig(Section):
+    """All of `preft.yaml`."""
+
+    project: ProjectConfig = Field(default_factory=ProjectConfig)
+    model: ModelConfig = Field(default_factory=ModelConfig)
+    adapter: AdapterConfig = Field(default_factory=AdapterConfig)
+    train: TrainConfig = Field(default_factory=TrainConfig)
+    convert: ConvertConfig = Field(default_factory=ConvertConfig)
+    serve: ServeConfig = Field(default_factory=ServeConfig)
+    bench: BenchConfig = Field(default_factory=BenchConfig)
+    eval: EvalConfig = Field(default_factory=EvalConfig)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _empty_sections(cls, data: Any) -> Any:
+        """`train:` with nothing below it means the defaults, as people expect from YAML."""
+        if isinstance(data, dict):
+            return {key: {} if value is None and key in cls.model_fields else value for key, value in data.items()}
+        return data
+
+    @property
+    def output_dir(self) -> Path:
+        """Where the run of `preft train` lies."""
+        return self.train.output_dir or Path("runs") / self.adapter.name
