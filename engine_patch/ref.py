@@ -1,0 +1,50 @@
+"""How a request says which adapter it means: in `LoRARequest.lora_path`, the one field that reaches every process.
+
+`/store/alice.preft#preft=lorap:<content digest>` tells the scheduler, the runner and the cache the method and the
+content without opening a file, and a file whose content changed has another path, so nothing can take it for the old.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from engine_patch.errors import PreftError
+from engine_patch.rule import METHODS, is_prefill_only
+
+_MARK = "#preft="
+
+
+@dataclass(frozen=True)
+class AdapterRef:
+    """An adapter file together with the method and content digest it had when the request was made."""
+
+    path: Path
+    method: str
+    digest: str
+
+    @property
+    def prefill_only(self) -> bool:
+        """Whether only prompt positions are adapted."""
+        return is_prefill_only(self.method)
+
+    def encode(self) -> str:
+        """The text for `LoRARequest.lora_path`."""
+        return f"{self.path}{_MARK}{self.method}:{self.digest}"
+
+
+@lru_cache(maxsize=65536)
+def parse_ref(lora_path: str) -> AdapterRef | None:
+    """Read back what `encode` wrote; None for a stock adapter's path.
+
+    Raises:
+        PreftError: if the path carries our mark but not a method and a digest.
+    """
+    path, mark, rest = lora_path.rpartition(_MARK)
+    if not mark:
+        return None
+    method, _, digest = rest.partition(":")
+    if method not in METHODS or not digest:
+        raise PreftError(f"{lora_path!r} does not name an adapter: expected PATH{_MARK}METHOD:DIGEST")
+    return AdapterRef(Path(path), method, digest)

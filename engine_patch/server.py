@@ -1,0 +1,93 @@
+"""vLLM's OpenAI server with a folder of adapters: `python -m engine_patch.server MANIFEST [vLLM's own arguments]`.
+
+The manifest is JSON, `{"adapters": {name: path of a .preft file}}`. Started as a module because `vllm serve` asks for the
+metadata of a distribution named vllm, which the CPU build lacks.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+from engine_patch.errors import PreftError
+
+
+def read_manifest(path: Path) -> dict[str, Path]:
+    """Adapter names to files."""
+    adapters = json.loads(path.read_text(encoding="utf-8"))["adapters"]
+    return {str(name): Path(file) for name, file in adapters.items()}
+
+
+def prepare(manifest: Path) -> None:
+    """Load the plugins as vLLM does, and refuse to go on unless ours is among them.
+
+    Raises:
+        PreftError: the plugin is not installed, was left out by VLLM_PLUGINS, or does not fit this vLLM.
+    """
+    from vllm.plugins import load_general_plugins
+
+    from engine_patch import contract, frontend, patching
+
+    load_general_plugins()
+    if not patching.ledger:
+        raise PreftError(
+            "the preft plugin is not active in vLLM: check that VLLM_PLUGINS, if set, names preft, that PREFT_DISABLE is unset,"
+            " and that `pip install` put preft's entry point into this environment (preft doctor tells)"
+        )
+    contract.check(contract.SERVER_SYMBOLS)
+    frontend.patch(frontend.AdapterDirectory(read_manifest(manifest)))
+
+
+def parse_arguments(arguments: list[str]) -> Any:
+    """Parse vLLM's own arguments with vLLM's own parser.
+
+    Raises:
+        PreftError: an option that vLLM does not have, or a value that it does not take.
+    """
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    class Parser(FlexibleArgumentParser):  # type: ignore[misc]
+        def error(self, message: str) -> NoReturn:
+            raise PreftError(f"vLLM does not take these options (serve.vllm_args): {message}")
+
+    parsed = make_arg_parser(Parser()).parse_args(arguments)
+    try:
+        validate_parsed_serve_args(parsed)
+    except (TypeError, ValueError) as error:
+        raise PreftError(f"vLLM does not take these options (serve.vllm_args): {error}") from error
+    return parsed
+
+
+def main() -> None:
+    """Take our argument, leave vLLM its own, and run its server. Exit code 2: an option was wrong."""
+    if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
+        sys.exit("usage: python -m engine_patch.server MANIFEST.json [vLLM arguments]")
+    try:
+        arguments = parse_arguments(sys.argv[2:])
+    except PreftError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    try:
+        prepare(Path(sys.argv[1]))
+    except PreftError as error:
+        sys.exit(f"error: {error}")
+    run(arguments)
+
+
+def run(arguments: Any) -> None:
+    """Serve until a signal comes, as `vllm.entrypoints.launchers.api_server.entry.main` does."""
+    import uvloop
+    from vllm.entrypoints.launchers.api_server.entry import run_server
+    from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
+    from vllm.logger import configure_logging_from_args
+
+    cli_env_setup()
+    configure_logging_from_args(arguments)
+    uvloop.run(run_server(arguments))
+
+
+if __name__ == "__main__":
+    main()

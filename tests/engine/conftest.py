@@ -1,0 +1,72 @@
+"""Engines are started once for all tests of a session."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine_patch.adapter import Adapter
+from engine_patch.store.file import write_adapter
+from preft_cli.models import resolve
+from preft_cli.models.modules import linear_modules
+from tests.reference import MaskedReference, random_adapter
+
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Any:
+    """The real small model."""
+    return resolve("smollm2-135m")
+
+
+@pytest.fixture(scope="session")
+def reference(smollm2: Any) -> MaskedReference:
+    return MaskedReference(smollm2.path)
+
+
+@pytest.fixture(scope="session")
+def adapters(smollm2: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Adapter]]:
+    """Name -> (file, adapter): two prefill-only ones of different rank, one on all tokens, one on few modules."""
+    folder = tmp_path_factory.mktemp("store")
+    modules, base = linear_modules(smollm2), smollm2.fingerprint
+    few = {name: shape for name, shape in modules.items() if name.endswith(("q_proj", "down_proj"))}
+    made = {
+        "one": random_adapter(modules, base, seed=1, rank=8),
+        "two": random_adapter(modules, base, seed=2, rank=16),
+        "few": random_adapter(few, base, seed=3, rank=4, loud=3),
+        "everywhere": random_adapter(modules, base, seed=4, rank=8, method="lora", loud=0.3),
+    }
+    files = {name: folder / f"{name}.preft" for name in made}
+    for name, adapter in made.items():
+        write_adapter(files[name], adapter)
+    return {name: (files[name], made[name]) for name in made}
+
+
+@pytest.fixture(scope="session")
+def llm(smollm2: Any) -> Iterator[Any]:
+    """SmolLM2 in float32 with the plugin, on the CPU engine."""
+    from vllm import LLM
+
+    engine = LLM(
+        str(smollm2.path),
+        dtype="float32",
+        enable_lora=True,
+        max_loras=4,
+        max_cpu_loras=16,
+        max_lora_rank=16,
+        max_model_len=512,
+        max_num_seqs=32,
+        block_size=32,
+        enable_prefix_caching=False,
+        kv_cache_memory_bytes=1 << 30,
+        enforce_eager=True,
+        disable_log_stats=True,
+    )
+    yield engine
+    engine.llm_engine.engine_core.shutdown()

@@ -1,0 +1,67 @@
+"""The reference that served answers are held against: a plain Hugging Face forward pass in float32 with the mask i < n.
+
+Written without the training code and without the engine's: the update is added by hooks on the base model's linear layers,
+straight from the formula `y_i = W x_i + m_i scaling B A x_i`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from engine_patch.adapter import Adapter, LoraPair
+from engine_patch.base_model import BaseFingerprint
+
+
+class MaskedReference:
+    """One base model, any adapter, token by token."""
+
+    def __init__(self, model_dir: Path) -> None:
+        self.model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
+
+    @torch.no_grad()
+    def logprobs(
+        self, prompt: list[int], generated: list[int], adapter: Adapter | None, adapted: int | None = None
+    ) -> torch.Tensor:
+        """Log-probability of each generated token, `[len(generated)]`; `adapted` overrides n (for wrong answers on purpose)."""
+        ids = torch.tensor([prompt + generated])
+        mask = torch.zeros(ids.shape[1], 1)
+        mask[: len(prompt) if adapted is None else adapted] = 1
+        with self._adapted(adapter, mask):
+            logits = self.model(ids).logits[0, len(prompt) - 1 : -1]
+        return logits.log_softmax(-1).gather(1, torch.tensor(generated)[:, None])[:, 0]
+
+    @contextmanager
+    def _adapted(self, adapter: Adapter | None, mask: torch.Tensor) -> Iterator[None]:
+        def hook(pair: LoraPair) -> Any:
+            a, b = pair.a.float(), pair.b.float()
+            return lambda module, args, output: output + mask * (args[0] @ a.T @ b.T) * pair.scaling
+
+        handles = [
+            self.model.get_submodule(name).register_forward_hook(hook(pair))
+            for name, pair in (adapter.loras.items() if adapter else ())
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+def random_adapter(
+    modules: dict[str, tuple[int, int]], base: BaseFingerprint, *, seed: int, rank: int = 8, method: str = "lorap", loud: float = 1.0
+) -> Adapter:
+    """An adapter that changes answers a lot, for tests: a wrong method must not look like rounding."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def pair(width: int, out: int) -> LoraPair:
+        a = torch.randn(rank, width, generator=generator) * width**-0.5
+        b = torch.randn(out, rank, generator=generator) * 0.3 * loud * rank**-0.5
+        return LoraPair(a, b, scaling=2.0)
+
+    return Adapter(method=method, base=base, loras={name: pair(*shape) for name, shape in modules.items()}, meta={})
