@@ -27,7 +27,7 @@ demo: install
 	@bash examples/demo.sh
 
 test: install
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest $(ARGS)
 
 lint: install
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

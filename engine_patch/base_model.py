@@ -10,9 +10,10 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from engine_patch.errors import PreftError
+
 _WINDOW = 64 * 1024
 _WINDOWS_A_FILE = 8
-_MAX_HEADER = 100_000_000  # the safetensors format's own limit
 _SHAPE_FIELDS = (
     "model_type",
     "hidden_size",
@@ -81,6 +82,9 @@ def weights_digest(model_dir: Path) -> str | None:
 
     Reads the headers and a few windows of 64 KiB of each file, so that 100 GB take a moment: it tells apart base models
     that were trained differently, it does not guard against tampering.
+
+    Raises:
+        PreftError: a file that is no safetensors file.
     """
     files = sorted(model_dir.glob("*.safetensors"))
     if not files:
@@ -95,13 +99,15 @@ def weights_digest(model_dir: Path) -> str | None:
 def _samples(path: Path) -> Iterator[bytes]:
     """The tensor table and evenly spaced windows of one file."""
     with path.open("rb") as file:
-        prefix = file.read(8)
-        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else _MAX_HEADER + 1
-        if length > _MAX_HEADER:
-            raise ValueError(f"{path} is not a safetensors file")
-        table = json.loads(file.read(length))
-        # Who saved it, and with what, says nothing about the weights.
-        table.pop("__metadata__", None)
+        try:
+            (length,) = struct.unpack("<Q", file.read(8))
+            if length > path.stat().st_size:
+                raise ValueError("the header is longer than the file")
+            table = json.loads(file.read(length))
+            # Who saved it, and with what, says nothing about the weights.
+            table.pop("__metadata__", None)
+        except (struct.error, ValueError, AttributeError) as error:
+            raise PreftError(f"{path} is not a safetensors file, or truncated; fetch the base model again") from error
         yield json.dumps(table, sort_keys=True).encode()
         start, size = 8 + length, max(path.stat().st_size - 8 - length, 0)
         for index in range(_WINDOWS_A_FILE):

@@ -30,25 +30,81 @@ class Symbol:
 
 
 ENGINE_SYMBOLS = (
-    Symbol("vllm.v1.worker.gpu_input_batch", "InputBatch.make_lora_inputs", "bd9f00169c9791d7", "replaced: token map by position"),
-    Symbol("vllm.v1.worker.gpu_input_batch", "InputBatch.add_request", "33b3f53b9b1925ff", "where ids and prompt lengths are set"),
-    Symbol("vllm.v1.worker.lora_model_runner_mixin", "LoRAModelRunnerMixin.set_active_loras", "b706b820550c0679", "calls the map"),
-    Symbol("vllm.v1.worker.lora_model_runner_mixin", "LoRAModelRunnerMixin._set_active_loras", "9fc864a554db5746", "calls the map"),
-    Symbol("vllm.lora.worker_manager", "WorkerLoRAManager._load_adapter", "e05648e184ddc4f7", "replaced: reads .preft files"),
-    Symbol("vllm.lora.worker_manager", "LRUCacheWorkerLoRAManager.add_adapter", "ced930bd3f9d6a97", "loads before it evicts"),
-    Symbol("vllm.lora.model_manager", "LoRAModelManager._set_adapter_mapping", "6ae4384167f2dee5", "calls update_metadata"),
-    Symbol("vllm.lora.model_manager", "LoRAModelManager._register_packed_modules", "0272ce1c8668ec5b", "names of fused layers"),
+    Symbol(
+        "vllm.v1.worker.gpu_input_batch",
+        "InputBatch.make_lora_inputs",
+        "bd9f00169c9791d7",
+        "replaced: token map by position",
+    ),
+    Symbol(
+        "vllm.v1.worker.gpu_input_batch",
+        "InputBatch.add_request",
+        "33b3f53b9b1925ff",
+        "where ids and prompt lengths are set",
+    ),
+    Symbol(
+        "vllm.v1.worker.lora_model_runner_mixin",
+        "LoRAModelRunnerMixin.set_active_loras",
+        "b706b820550c0679",
+        "calls the map",
+    ),
+    Symbol(
+        "vllm.v1.worker.lora_model_runner_mixin",
+        "LoRAModelRunnerMixin._set_active_loras",
+        "9fc864a554db5746",
+        "calls the map",
+    ),
+    Symbol(
+        "vllm.lora.worker_manager",
+        "WorkerLoRAManager._load_adapter",
+        "e05648e184ddc4f7",
+        "replaced: reads .preft files",
+    ),
+    Symbol(
+        "vllm.lora.worker_manager",
+        "LRUCacheWorkerLoRAManager.add_adapter",
+        "ced930bd3f9d6a97",
+        "loads before it evicts",
+    ),
+    Symbol(
+        "vllm.lora.model_manager", "LoRAModelManager._set_adapter_mapping", "6ae4384167f2dee5", "calls update_metadata"
+    ),
+    Symbol(
+        "vllm.lora.model_manager",
+        "LoRAModelManager._register_packed_modules",
+        "0272ce1c8668ec5b",
+        "names of fused layers",
+    ),
     Symbol("vllm.lora.lora_weights", "LoRALayerWeights", "54a6aabffa340178", "what the loader builds"),
     Symbol("vllm.lora.punica_wrapper.punica_cpu", "PunicaWrapperCPU", "acc9bc9cf24eb2db", "base of the CPU kernels"),
     Symbol("vllm.lora.punica_wrapper.punica_base", "PunicaWrapperBase", "1f0a6ab456095efc", "base of the CPU kernels"),
-    Symbol("vllm.lora.layers.base_linear", "BaseLinearLayerWithLoRA._apply_lora_to_output", "57c8604ccec2e37f", "calls the kernels"),
-    Symbol("vllm.platforms.cpu", "CpuPlatform.get_punica_wrapper", "61c5754d5d8319c7", "replaced: chooses the CPU kernels"),
+    Symbol(
+        "vllm.lora.layers.base_linear",
+        "BaseLinearLayerWithLoRA._apply_lora_to_output",
+        "57c8604ccec2e37f",
+        "calls the kernels",
+    ),
+    Symbol(
+        "vllm.platforms.cpu", "CpuPlatform.get_punica_wrapper", "61c5754d5d8319c7", "replaced: chooses the CPU kernels"
+    ),
 )
 
 SERVER_SYMBOLS = (
-    Symbol("vllm.entrypoints.openai.models.serving", "OpenAIServingModels", "5f4447c2e03b67f3", "model list of the server"),
-    Symbol("vllm.entrypoints.serve.engine.serving", "BaseServing._check_model", "5a2f4707ffb7f367", "replaced in the server"),
-    Symbol("vllm.entrypoints.serve.engine.serving", "BaseServing._maybe_get_adapters", "c7bc850c2f8df5c3", "model name to request"),
+    Symbol(
+        "vllm.entrypoints.openai.models.serving", "OpenAIServingModels", "5f4447c2e03b67f3", "model list of the server"
+    ),
+    Symbol(
+        "vllm.entrypoints.serve.engine.serving",
+        "BaseServing._check_model",
+        "5a2f4707ffb7f367",
+        "replaced in the server",
+    ),
+    Symbol(
+        "vllm.entrypoints.serve.engine.serving",
+        "BaseServing._maybe_get_adapters",
+        "c7bc850c2f8df5c3",
+        "model name to request",
+    ),
 )
 
 

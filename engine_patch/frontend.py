@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import difflib
 import logging
-import os
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -37,7 +36,7 @@ class AdapterDirectory:
         """
         path = self.paths[name]
         try:
-            stat = os.stat(path)
+            stat = path.stat()
         except OSError as error:
             raise PreftError(f"the file of adapter {name!r} cannot be read: {error.strerror} ({path})") from None
         stamp = (stat.st_mtime_ns, stat.st_size, stat.st_ino)

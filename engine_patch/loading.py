@@ -59,7 +59,9 @@ def check_fits(adapter: Adapter, ref: AdapterRef, manager: Any) -> None:
     inner = manager._adapter_manager
     limit = manager.lora_config.max_lora_rank
     if adapter.rank > limit:
-        raise PreftError(f"{ref.path} has rank {adapter.rank}, this server holds up to {limit}; raise serve.max_lora_rank")
+        raise PreftError(
+            f"{ref.path} has rank {adapter.rank}, this server holds up to {limit}; raise serve.max_lora_rank"
+        )
     served = BaseFingerprint.from_hf_config(inner.model.config)
     if difference := adapter.base.mismatch(served):
         raise PreftError(f"{ref.path} belongs to another base model: {difference}")
@@ -77,7 +79,12 @@ def to_lora_model(adapter: Adapter, lora_int_id: int, dtype: Any) -> Any:
 
     loras = {
         name: LoRALayerWeights(
-            name, pair.a.shape[0], pair.a.shape[0], pair.a.to(dtype), (pair.b.float() * pair.scaling).to(dtype), scaling=1.0
+            name,
+            pair.a.shape[0],
+            pair.a.shape[0],
+            pair.a.to(dtype),
+            (pair.b.float() * pair.scaling).to(dtype),
+            scaling=1.0,
         )
         for name, pair in adapter.loras.items()
     }

@@ -34,4 +34,5 @@ def num_adapted(num_prompt_tokens: Positions, start: Positions, count: Positions
 
     Works on integers and, element by element, on arrays `[num_requests]`.
     """
-    return np.clip(num_prompt_tokens - start, 0, count)  # type: ignore[no-any-return,return-value]
+    adapted: Positions = np.clip(num_prompt_tokens - start, 0, count)
+    return adapted

@@ -19,7 +19,10 @@ def worker_status(worker: Any) -> dict[str, Any]:
     runner = getattr(worker, "model_runner", None)
     missing = [name for name in REQUIRED if name not in patching.ledger]
     # The only runner with the rule in it; another would apply adapters to every token.
-    known = runner is not None and type(runner).__module__ in ("vllm.v1.worker.cpu_model_runner", "vllm.v1.worker.gpu_model_runner")
+    known = runner is not None and type(runner).__module__ in (
+        "vllm.v1.worker.cpu_model_runner",
+        "vllm.v1.worker.gpu_model_runner",
+    )
     return {
         "live": known and not missing,
         "pid": os.getpid(),
@@ -45,6 +48,6 @@ def require_live(statuses: list[dict[str, Any]]) -> None:
     for index, status in enumerate(statuses):
         if not status["live"]:
             raise PreftError(
-                f"worker {index} runs {status['runner']} without the prefill-only rule (missing: {status['missing'] or 'runner'});"
-                " it would apply adapters to every token. Use the V1 runner (VLLM_USE_V2_MODEL_RUNNER=0)"
+                f"worker {index} runs {status['runner']} without the prefill-only rule"
+                f" (missing: {status['missing'] or 'this runner'}); it would apply adapters to every token. Use the V1 runner (VLLM_USE_V2_MODEL_RUNNER=0)"
             )

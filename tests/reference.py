@@ -54,7 +54,13 @@ class MaskedReference:
 
 
 def random_adapter(
-    modules: dict[str, tuple[int, int]], base: BaseFingerprint, *, seed: int, rank: int = 8, method: str = "lorap", loud: float = 1.0
+    modules: dict[str, tuple[int, int]],
+    base: BaseFingerprint,
+    *,
+    seed: int,
+    rank: int = 8,
+    method: str = "lorap",
+    loud: float = 1.0,
 ) -> Adapter:
     """An adapter that changes answers a lot, for tests: a wrong method must not look like rounding."""
     generator = torch.Generator().manual_seed(seed)

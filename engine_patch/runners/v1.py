@@ -21,7 +21,9 @@ from engine_patch.rule import num_adapted
 Ints = npt.NDArray[np.int64]
 
 
-def adapted_counts(prefill_only: npt.NDArray[np.bool_], num_prompt: Ints, num_computed: Ints, num_scheduled: Ints) -> Ints:
+def adapted_counts(
+    prefill_only: npt.NDArray[np.bool_], num_prompt: Ints, num_computed: Ints, num_scheduled: Ints
+) -> Ints:
     """How many of each request's scheduled tokens are adapted, always the first ones; all arrays `[num_requests]`."""
     return np.where(prefill_only, num_adapted(num_prompt, num_computed, num_scheduled), num_scheduled)
 

@@ -1,0 +1,1 @@
+"""Throughput of arms on the same requests: plan, workload, one fresh process an arm, result, table."""

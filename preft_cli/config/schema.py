@@ -7,9 +7,10 @@ Field descriptions end up in the JSON schema for editors and in the comments of 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 Method = Literal["lorap", "lora"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -19,10 +20,25 @@ PositiveInt = Annotated[int, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
+def _kinds(annotation: Any) -> set[Any]:
+    """The types that an annotation is made of: `PositiveInt | None` gives int and NoneType."""
+    return {annotation} | {kind for part in get_args(annotation) for kind in _kinds(part)}
+
+
 class Section(BaseModel):
     """Base of every section: no unknown keys, no silent changes after loading."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_bool_as_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """Pydantic takes `learning_rate: true` for 1.0; a person never means that."""
+        if isinstance(value, bool) and info.field_name in cls.model_fields:
+            kinds = _kinds(cls.model_fields[info.field_name].annotation)
+            if kinds & {int, float} and bool not in kinds:
+                raise PydanticCustomError("bool_for_number", "expected a number")
+        return value
 
 
 class ProjectConfig(Section):
@@ -77,7 +93,9 @@ class TrainConfig(Section):
     warmup_ratio: Fraction = Field(0.1, description="Share of the steps that warm up; then cosine decay to zero.")
     weight_decay: float = Field(0.0, ge=0)
     max_grad_norm: float = Field(1.0, gt=0, description="Gradients are clipped to this norm.")
-    max_length: PositiveInt = Field(1024, description="Prompt + completion tokens; longer rows are dropped and counted.")
+    max_length: PositiveInt = Field(
+        1024, description="Prompt + completion tokens; longer rows are dropped and counted."
+    )
     dtype: Dtype = Field("auto", description="Compute type. auto: bfloat16 where it is fast, else float32.")
     gradient_checkpointing: bool = Field(False, description="Less memory, more time, same gradients.")
     log_every: PositiveInt = Field(1, description="Steps between two lines of metrics.jsonl.")
@@ -107,16 +125,23 @@ class ServeConfig(Section):
     )
     gpu_slots: PositiveInt = Field(8, description="Adapters resident on the device at once.")
     host_adapters: PositiveInt = Field(1024, description="Adapters kept in host memory.")
-    max_lora_rank: PositiveInt | None = Field(None, description="Largest rank served; default: the largest in the folder.")
-    vllm_args: dict[str, Any] = Field(
-        default_factory=dict, description="Any other vLLM option, by vLLM's own name: {block-size: 32, enforce-eager: true}."
+    max_lora_rank: PositiveInt | None = Field(
+        None, description="Largest rank served; default: the largest in the folder."
     )
+    vllm_args: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Any other vLLM option, by vLLM's own name: {block-size: 32, enforce-eager: true}.",
+    )
+
+
+def _all_arms() -> list[Arm]:
+    return ["base", "lora", "lorap"]
 
 
 class BenchConfig(Section):
     """Throughput of arms on the same requests."""
 
-    arms: list[Arm] = Field(default_factory=lambda: ["base", "lora", "lorap"], min_length=1)
+    arms: list[Arm] = Field(default_factory=_all_arms, min_length=1)
     num_adapters: PositiveInt = Field(8, description="Distinct adapters that the requests use in turn.")
     rank: int = Field(8, gt=0, le=512)
     num_requests: PositiveInt = 32

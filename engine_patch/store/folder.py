@@ -1,0 +1,84 @@
+"""A store: a folder of `NAME.preft` files. Listing it opens none of them."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from engine_patch.errors import PreftError
+from engine_patch.store.format import SUFFIX
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+NAME_RULE = "use 1 to 128 letters (A-Z, a-z), digits, '.', '_' and '-', starting with a letter or digit"
+
+
+@dataclass(frozen=True)
+class StoreListing:
+    """What lies in a store's folder."""
+
+    files: dict[str, Path] = field(default_factory=dict)
+    """Path by adapter name, sorted by name."""
+    rejected: list[tuple[Path, str]] = field(default_factory=list)
+    """`.preft` entries that must not be used, each with the reason."""
+
+
+def adapter_name(path: Path) -> str:
+    """`store/tone.preft` -> `tone`."""
+    return path.name.removesuffix(SUFFIX)
+
+
+def check_name(name: str, base_names: Iterable[str] = ()) -> str:
+    """Return `name` if an adapter may be called so.
+
+    Raises:
+        PreftError: a name that breaks the rule (it is a file name and a model name at once), or the base model's own.
+    """
+    if not _NAME.fullmatch(name):
+        raise PreftError(f"adapter name {name!r} is not allowed: {NAME_RULE}")
+    if name in set(base_names):
+        raise PreftError(f"adapter name {name!r} is the base model's own name; give the adapter another one")
+    return name
+
+
+def scan_store(folder: Path) -> StoreListing:
+    """List `folder` without opening a file; hidden and temporary files and other kinds of files are passed over.
+
+    Raises:
+        PreftError: the folder cannot be read.
+    """
+    try:
+        with os.scandir(folder) as entries:
+            found = sorted((e for e in entries if e.name.endswith(SUFFIX) and e.name[0] != "."), key=lambda e: e.name)
+    except OSError as error:
+        raise PreftError(f"cannot list the adapter store {folder}: {error.strerror}") from error
+    listing = StoreListing()
+    for entry in found:
+        path = Path(entry.path)
+        if reason := _refusal(entry, folder):
+            listing.rejected.append((path, reason))
+        else:
+            listing.files[adapter_name(path)] = path
+    return listing
+
+
+def list_store(folder: Path) -> dict[str, Path]:
+    """The usable files of a store: path by name. `scan_store` also tells what was refused and why."""
+    return scan_store(folder).files
+
+
+def _refusal(entry: os.DirEntry[str], folder: Path) -> str | None:
+    try:
+        check_name(entry.name.removesuffix(SUFFIX))
+    except PreftError as error:
+        return str(error)
+    if entry.is_symlink():
+        target = Path(entry.path).resolve()
+        # A link may rename, it may not reach out: the store is what its folder holds.
+        if not target.is_relative_to(folder.resolve()):
+            return f"is a symbolic link that leaves the folder (to {target}); copy the file into the store"
+    if not entry.is_file():
+        return "is not a file"
+    return None

@@ -1,0 +1,15 @@
+"""File names of adapter folders. No torch here: plans look at names only."""
+
+from __future__ import annotations
+
+TRAINED_CONFIG = "preft_config.json"
+TRAINED_WEIGHTS = "preft_adapter.safetensors"
+
+PEFT_CONFIG = "adapter_config.json"
+PEFT_WEIGHTS = "adapter_model.safetensors"
+PEFT_BIN = "adapter_model.bin"
+
+# A prefill-only adapter in PEFT's form. Stock loaders look for the names above, and one of them takes any
+# `*.safetensors` beside an `adapter_config.json`: neither name may be theirs, or they would apply it to all tokens.
+PREFILL_CONFIG = "lorap_adapter_config.json"
+PREFILL_WEIGHTS = "lorap_adapter_model.safetensors"

@@ -1,0 +1,76 @@
+"""A PEFT LoRA folder becomes an `Adapter`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine_patch.adapter import Adapter
+from engine_patch.errors import PreftError
+from preft_cli.adapters.base import BaseFacts, Loaded
+from preft_cli.adapters.files import load_plain_bin, load_safetensors
+from preft_cli.adapters.layout import (
+    PEFT_BIN,
+    PEFT_CONFIG,
+    PEFT_WEIGHTS,
+    PREFILL_CONFIG,
+    PREFILL_WEIGHTS,
+)
+from preft_cli.adapters.pairs import check_against_base, check_complete, to_pairs
+from preft_cli.adapters.peft_config import read_config
+from preft_cli.adapters.targets import idle_patterns, rank_and_scaling, targeted
+from preft_cli.errors import UserError
+
+
+def load_peft(folder: Path, base: BaseFacts, method: str | None = None) -> Loaded:
+    """Read `adapter_config.json` and `adapter_model.safetensors` (or a plain-tensor `.bin`) of `folder`.
+
+    A PEFT LoRA was trained on all tokens and becomes `lora` unless `method` says otherwise; a folder that `preft
+    convert --to peft` wrote for a prefill-only adapter stays what it was. Tensors keep their dtype and bits.
+
+    Raises:
+        UserError: anything missing, damaged, for another base model, or beyond plain LoRA.
+    """
+    prefill_only = (folder / PREFILL_CONFIG).is_file()
+    config_path = folder / (PREFILL_CONFIG if prefill_only else PEFT_CONFIG)
+    if not config_path.is_file():
+        raise UserError(f"{folder}: {PEFT_CONFIG} is missing; save the adapter again with PEFT")
+    config = read_config(config_path)
+    if (config["peft_type"] == "LORAP") != prefill_only:
+        raise UserError(f"{config_path}: peft_type {config['peft_type']!r} does not belong in a file of this name")
+    weights, tensors = _weights(folder, PREFILL_WEIGHTS if prefill_only else PEFT_WEIGHTS)
+    loras = to_pairs(tensors, lambda module: rank_and_scaling(config, module), weights)
+    check_against_base(loras, base.shapes, base.name, weights)
+    check_complete(loras, targeted(config, base.shapes), weights)
+    own = "lorap" if prefill_only else "lora"
+    meta = {"source": "peft", "peft": _recorded(config)}
+    try:
+        adapter = Adapter(method or own, base.fingerprint, loras, meta)
+    except PreftError as error:
+        raise UserError(f"{weights}: {error}") from error
+    return Loaded(adapter, _warnings(config, adapter, base))
+
+
+def _weights(folder: Path, name: str) -> tuple[Path, dict[str, torch.Tensor]]:
+    if (folder / name).is_file():
+        return folder / name, load_safetensors(folder / name)
+    if name == PEFT_WEIGHTS and (folder / PEFT_BIN).is_file():
+        return folder / PEFT_BIN, load_plain_bin(folder / PEFT_BIN)
+    if any(folder.glob("adapter_model*.index.json")):
+        raise UserError(f"{folder}: sharded adapter weights cannot be read yet; save the adapter in one file")
+    raise UserError(f"{folder}: {name} is missing; save the adapter again with PEFT")
+
+
+def _recorded(config: dict[str, Any]) -> dict[str, Any]:
+    """The config for the way back; what is not set needs no room in each file's header."""
+    return {key: config[key] for key in sorted(config) if config[key] is not None}
+
+
+def _warnings(config: dict[str, Any], adapter: Adapter, base: BaseFacts) -> list[str]:
+    warnings = [f"{pattern} matches no module and does nothing" for pattern in idle_patterns(config, adapter.loras)]
+    recorded = config.get("base_model_name_or_path")
+    if recorded and recorded != base.name and Path(recorded).name != Path(base.name).name:
+        warnings.append(f"it records the base model {recorded!r} and is converted for {base.name!r}; the shapes agree")
+    return warnings

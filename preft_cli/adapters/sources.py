@@ -1,0 +1,138 @@
+"""What kind of adapter lies at a path. Looks at names only, so that plans need no torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from engine_patch.store import SUFFIX, adapter_name
+from preft_cli.adapters.layout import (
+    PEFT_BIN,
+    PEFT_CONFIG,
+    PEFT_WEIGHTS,
+    PREFILL_CONFIG,
+    PREFILL_WEIGHTS,
+    TRAINED_CONFIG,
+    TRAINED_WEIGHTS,
+)
+from preft_cli.errors import UserError
+
+Kind = Literal["trained", "peft", "store-file"]
+
+EXPECTED = (
+    f"expected a trained adapter ({TRAINED_CONFIG}), a PEFT LoRA ({PEFT_CONFIG}), a NAME{SUFFIX} file, "
+    "or a folder of those"
+)
+
+
+class Source(NamedTuple):
+    """One adapter to read."""
+
+    path: Path
+    kind: Kind
+
+
+class Rejected(NamedTuple):
+    """Something that is no adapter."""
+
+    path: Path
+    reason: str
+
+
+def detect(path: Path) -> Kind | Literal["folder"]:
+    """The kind of adapter at `path`, or `folder` when it may hold several.
+
+    Raises:
+        UserError: nothing there, or something that cannot be read, with what was expected.
+    """
+    if path.is_file():
+        if path.suffix == SUFFIX:
+            return "store-file"
+        hint = f"; did you mean its folder {path.parent}?" if path.name in _KNOWN else ""
+        raise UserError(f"{path} is not an adapter: {EXPECTED}{hint}")
+    if not path.is_dir():
+        raise UserError(f"{path} does not exist: {EXPECTED}")
+    if (path / TRAINED_CONFIG).exists() or (path / TRAINED_WEIGHTS).exists():
+        return "trained"
+    if any((path / name).exists() for name in (PEFT_CONFIG, PREFILL_CONFIG, PREFILL_WEIGHTS, PEFT_WEIGHTS, PEFT_BIN)):
+        return "peft"
+    if _is_pyreft(path):
+        raise UserError(f"{path} is a pyreft folder: DiReFT adapters cannot be converted yet")
+    return "folder"
+
+
+_KNOWN = {PEFT_CONFIG, PEFT_WEIGHTS, PEFT_BIN, TRAINED_CONFIG, TRAINED_WEIGHTS, PREFILL_CONFIG, PREFILL_WEIGHTS}
+
+
+def find(path: Path) -> Iterator[Source | Rejected]:
+    """The adapters at `path`: itself, or one level below (a training run's folder counts as its `adapter/`).
+
+    Yields what cannot be read as `Rejected`, so that one bad entry does not stop the others; hidden entries are
+    passed over. Symbolic links are not followed out of a folder.
+
+    Raises:
+        UserError: `path` itself does not exist or is no adapter and no folder.
+    """
+    kind = detect(path)
+    if kind != "folder":
+        yield Source(path, kind)
+        return
+    if _is_run(path):
+        yield Source(path / "adapter", "trained")
+        return
+    entries = sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
+    for entry in entries:
+        yield _child(entry, path)
+
+
+def _child(entry: Path, folder: Path) -> Source | Rejected:
+    run = _is_run(entry)
+    if reason := leaves(entry, folder) or (leaves(entry / "adapter", folder) if run else None):
+        return Rejected(entry, reason)
+    if run:
+        return Source(entry / "adapter", "trained")
+    try:
+        kind = detect(entry)
+    except UserError as error:
+        return Rejected(entry, str(error))
+    if kind != "folder":
+        return Source(entry, kind)
+    empty = next(entry.iterdir(), None) is None
+    return Rejected(entry, f"{entry} is empty: {EXPECTED}" if empty else f"{entry} is not an adapter: {EXPECTED}")
+
+
+def leaves(entry: Path, folder: Path) -> str | None:
+    """Why `entry` must not be followed: it, or a file right in it, is a symbolic link out of `folder`."""
+    root = folder.resolve()
+    inside = [entry, *entry.iterdir()] if entry.is_dir() and not entry.is_symlink() else [entry]
+    for path in inside:
+        if path.is_symlink() and not path.resolve().is_relative_to(root):
+            return f"{path} is a symbolic link that leaves {folder} (to {path.resolve()}); copy the adapter instead"
+    return None
+
+
+def default_name(source: Source) -> str:
+    """The adapter's name on the server: as trained, or the file's or folder's name."""
+    if source.kind == "store-file":
+        return adapter_name(source.path)
+    if source.kind == "trained":
+        from preft_cli.adapters.trained_config import read_trained_config
+
+        return read_trained_config(source.path).name
+    return source.path.resolve().name
+
+
+def _is_run(path: Path) -> bool:
+    return (path / "adapter" / TRAINED_CONFIG).is_file()
+
+
+def _is_pyreft(path: Path) -> bool:
+    if next(path.glob("intkey_*"), None) is not None:
+        return True
+    try:
+        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(config, dict) and ("intervention_types" in config or "representations" in config)

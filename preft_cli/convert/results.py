@@ -1,0 +1,80 @@
+"""What `preft convert` plans and what it did: the documents behind `--dry-run` and `--json`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from preft_cli.adapters.sources import Kind
+
+Target = Literal["store", "peft"]
+Action = Literal["convert", "check"]
+
+SCHEMA_VERSION = 1
+
+
+class _Document(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class FailedItem(_Document):
+    """A source that was not converted, or a file that did not pass the check."""
+
+    source: str
+    reason: str
+
+
+class PlannedItem(_Document):
+    """One adapter, before it is read."""
+
+    source: str
+    kind: Kind
+    name: str
+    method: str | None
+    """None: what the file says."""
+    path: str
+    """The file or folder to write, or to check."""
+    replaces: bool
+    """Whether something is at `path` already."""
+
+
+class ConvertPlan(_Document):
+    """What a call will do, worked out from names alone."""
+
+    schema_version: int = SCHEMA_VERSION
+    action: Action
+    to: Target
+    base: str
+    store: str
+    items: list[PlannedItem]
+    failed: list[FailedItem]
+    notes: list[str] = Field(default_factory=list)
+    """What was passed over, such as other files in a folder."""
+
+
+class ConvertedItem(_Document):
+    """One adapter that was written, or that passed the check."""
+
+    name: str
+    method: str
+    rank: int
+    source: str
+    path: str
+    bytes: int
+    digest: str
+    replaced: str | None = None
+    """Content digest of the file that was there before, if it differed (`damaged` if it could not be read)."""
+    notes: list[str] = Field(default_factory=list)
+
+
+class ConvertResult(_Document):
+    """What a call did. Exit code 1 if anything failed."""
+
+    schema_version: int = SCHEMA_VERSION
+    action: Action
+    to: Target
+    base: str
+    store: str
+    converted: list[ConvertedItem]
+    failed: list[FailedItem]

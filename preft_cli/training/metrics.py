@@ -1,0 +1,51 @@
+"""`metrics.jsonl`: one JSON object a line, written as the run goes.
+
+{"kind": "train", "step": 3, "loss": 2.31, "learning_rate": 0.001, "grad_norm": 0.8, "tokens_per_s": 210.5, …}
+{"kind": "eval", "step": 0, "which": "base", "loss": 3.21}
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+
+class Metrics:
+    """Appends rows to the file; a row is on disk when the call returns."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def train(self, step: int, **values: float) -> None:
+        """One logged optimizer step."""
+        self._append({"kind": "train", "step": step, **values})
+
+    def evaluation(self, step: int, which: str, loss: float) -> None:
+        """One held-out loss; `which` is base or adapter."""
+        self._append({"kind": "eval", "step": step, "which": which, "loss": loss})
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Everything written so far; a last line that was cut by a crash is left out."""
+        if not self.path.is_file():
+            return []
+        return [row for line in self.path.read_text().splitlines() if (row := _parsed(line)) is not None]
+
+    def rewind(self, step: int) -> None:
+        """Forget what came after `step`: a resumed run does those steps again, and measures the base model again."""
+        kept = [row for row in self.rows() if row["step"] <= step and row.get("which") != "base"]
+        aside = self.path.with_name(f".{self.path.name}.tmp")
+        aside.write_text("".join(json.dumps(row) + "\n" for row in kept))
+        aside.replace(self.path)
+
+    def _append(self, row: dict[str, Any]) -> None:
+        with self.path.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+
+
+def _parsed(line: str) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) else None

@@ -1,0 +1,110 @@
+"""The folder of one run, and when it may be written to."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from preft_cli.config.schema import PreftConfig
+from preft_cli.errors import UserError
+
+# What may differ between a run and its continuation without making it another run.
+HARMLESS = {"log_every", "save_every", "gradient_checkpointing", "output_dir"}
+LENGTH = {"epochs", "max_steps"}
+
+
+class RunFolder:
+    """Where everything of a run lies."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "preft.resolved.yaml"
+        self.metrics = path / "metrics.jsonl"
+        self.plot = path / "loss.png"
+        self.result = path / "result.json"
+        self.adapter = path / "adapter"
+        self.checkpoints = path / "checkpoints"
+
+    def check(self, config: PreftConfig, *, resume: bool, overwrite: bool) -> None:
+        """Refuse what would mix two runs or destroy something.
+
+        Raises:
+            UserError: the folder is in use and neither `resume` nor `overwrite` is given, or it does not fit.
+        """
+        if resume and overwrite:
+            raise UserError("--resume continues a run and --overwrite deletes it: give one of them", exit_code=2)
+        if self.path.exists() and not self.path.is_dir():
+            raise UserError(f"train.output_dir: {self.path} is a file; name a folder")
+        if not self._in_use():
+            return
+        if not self.config.is_file() and (resume or overwrite):
+            raise UserError(
+                f"train.output_dir: {self.path} holds files but no run of preft train; it is left alone. "
+                "Name another folder."
+            )
+        if resume:
+            self._check_same_run(config)
+        elif not overwrite:
+            raise UserError(
+                f"train.output_dir: {self.path} exists and is not empty. Give --resume to continue that run, "
+                "--overwrite to delete it and start anew, or another adapter.name or train.output_dir."
+            )
+
+    def prepare(self, config: PreftConfig, *, overwrite: bool) -> None:
+        """Make the folder (emptied of an earlier run with `overwrite`) and record the config."""
+        if overwrite:
+            for path in (self.metrics, self.plot, self.result):
+                path.unlink(missing_ok=True)
+            for folder in (self.adapter, self.checkpoints):
+                shutil.rmtree(folder, ignore_errors=True)
+        self.path.mkdir(parents=True, exist_ok=True)
+        write_text(self.config, yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
+
+    def last_checkpoint(self) -> Path | None:
+        """The newest complete checkpoint. The Trainer writes its state last: without it, saving was cut short."""
+        found = [path.parent for path in self.checkpoints.glob("checkpoint-*/trainer_state.json")]
+        return max(found, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+
+    def recorded(self) -> dict[str, Any]:
+        """The resolved config of the run that lies here; empty if there is none."""
+        found = yaml.safe_load(self.config.read_text()) if self.config.is_file() else None
+        return found if isinstance(found, dict) else {}
+
+    def is_finished(self, config: PreftConfig) -> bool:
+        """Whether the run of exactly this config has ended."""
+        return self.result.is_file() and _decisive(self.recorded(), HARMLESS) == _decisive(_dump(config), HARMLESS)
+
+    def _in_use(self) -> bool:
+        return self.path.is_dir() and any(self.path.iterdir())
+
+    def _check_same_run(self, config: PreftConfig) -> None:
+        before, now = (_decisive(settings, HARMLESS | LENGTH) for settings in (self.recorded(), _dump(config)))
+        changed = [f"{key}: {before.get(key)} -> {now.get(key)}" for key in now if before.get(key) != now.get(key)]
+        if changed:
+            raise UserError(
+                f"--resume: {self.path} was trained with other settings: {'; '.join(changed)}. "
+                "Set them back, or start anew with --overwrite or another train.output_dir."
+            )
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write aside and rename, so that nobody reads half a file."""
+    aside = path.with_name(f".{path.name}.tmp")
+    aside.write_text(text, encoding="utf-8")
+    aside.replace(path)
+
+
+def _dump(config: PreftConfig) -> dict[str, Any]:
+    return config.model_dump(mode="json")
+
+
+def _decisive(config: dict[str, Any], free: set[str]) -> dict[str, Any]:
+    """The settings that decide what is trained, as `section.key`, without those of `train` that are `free`."""
+    settings = {"project.seed": config.get("project", {}).get("seed")}
+    for section in ("model", "adapter", "train"):
+        kept = {key: value for key, value in config.get(section, {}).items() if section != "train" or key not in free}
+        settings |= {f"{section}.{key}": value for key, value in kept.items()}
+    return settings

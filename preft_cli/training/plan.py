@@ -1,0 +1,70 @@
+"""What `preft train` would do, known without torch or a model."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from preft_cli.config.schema import PreftConfig
+from preft_cli.data.read import read_turns
+from preft_cli.errors import UserError
+
+
+class TrainPlan(BaseModel):
+    """The resolved run."""
+
+    model_config = ConfigDict(frozen=True)
+
+    base_model: str
+    adapter: dict[str, Any]
+    train: dict[str, Any]
+    seed: int
+    train_file: Path
+    eval_file: Path | None
+    output_dir: Path
+    output_dir_in_use: bool = Field(description="Then --resume or --overwrite is needed.")
+    rows: int | None = Field(description="Assistant turns in train_file, before long ones are dropped.")
+    held_out_rows: int | None
+    rows_per_step: int = Field(description="Batch size x accumulation.")
+    steps: int | None = Field(description="Optimizer steps if no row is dropped.")
+    problems: list[str] = Field(description="What would stop the run at once.")
+
+
+def plan_train(config: PreftConfig, root: Path) -> TrainPlan:
+    """The plan for `config`, whose relative paths start at `root`. Reads the data files, writes nothing."""
+    train, problems = config.train, []
+
+    def count(file: Path | None, setting: str) -> int | None:
+        try:
+            return len(read_turns(root / file, setting)) if file else None
+        except UserError as error:
+            problems.append(str(error))
+            return None
+
+    rows, held_out_rows = count(train.file, "train.file"), count(config.eval.file, "eval.file")
+    output = root / config.output_dir
+    return TrainPlan(
+        base_model=config.model.base,
+        adapter=config.adapter.model_dump(mode="json"),
+        train=train.model_dump(mode="json"),
+        seed=config.project.seed,
+        train_file=root / train.file,
+        eval_file=root / config.eval.file if config.eval.file else None,
+        output_dir=output,
+        output_dir_in_use=output.is_dir() and any(output.iterdir()),
+        rows=rows,
+        held_out_rows=held_out_rows,
+        rows_per_step=train.batch_size * train.gradient_accumulation_steps,
+        steps=train.max_steps or (_steps(config, rows) if rows else None),
+        problems=problems,
+    )
+
+
+def _steps(config: PreftConfig, rows: int) -> int:
+    """As the Trainer counts: the last step of an epoch may see fewer rows."""
+    train = config.train
+    per_epoch = math.ceil(math.ceil(rows / train.batch_size) / train.gradient_accumulation_steps)
+    return math.ceil(train.epochs * per_epoch)

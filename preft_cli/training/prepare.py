@@ -1,0 +1,74 @@
+"""Everything that can be wrong before a model is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from preft_cli.config.schema import PreftConfig
+from preft_cli.console import progress, say
+from preft_cli.data.read import read_turns
+from preft_cli.data.template import ChatTemplate, load_template
+from preft_cli.data.tokenise import TokenisedRows, tokenise
+from preft_cli.errors import UserError
+from preft_cli.models import BaseModel, linear_modules, resolve
+from preft_cli.training.device import Precision, choose_precision
+from preft_cli.training.lora import target_modules
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run that has passed all checks."""
+
+    base: BaseModel
+    tokenizer: Any
+    template: ChatTemplate
+    train: TokenisedRows
+    held_out: TokenisedRows | None
+    targets: list[str]
+    precision: Precision
+
+
+def prepare(config: PreftConfig, root: Path) -> Prepared:
+    """Read and tokenise the data and check every setting against the base model; no weights are loaded.
+
+    Raises:
+        UserError: anything that would fail later.
+    """
+    turns = {"train.file": read_turns(root / config.train.file)}
+    if config.eval.file:
+        turns["eval.file"] = read_turns(root / config.eval.file, "eval.file")
+    base = resolve(config.model.base, root)
+    if base.random:
+        raise UserError(f"model.base: {base.name} has random weights and no tokenizer: it can be served, not trained")
+    precision = choose_precision(config.train.dtype)
+    targets = target_modules(config.adapter, linear_modules(base))
+    tokenizer = load_tokenizer(base)
+    template = load_template(
+        tokenizer, base.path, root / config.model.chat_template if config.model.chat_template else None
+    )
+    limit = min(
+        config.train.max_length, getattr(base.hf_config, "max_position_embeddings", None) or config.train.max_length
+    )
+    rows = {}
+    for setting, found in turns.items():
+        with progress(f"tokenising {setting}", total=len(found), unit="rows") as bar:
+            rows[setting] = tokenise(found, tokenizer, template, limit, setting, advance=bar.advance)
+        if dropped := rows[setting].dropped:
+            say(f"{setting}: {dropped} of {len(found)} rows are longer than {limit} tokens and were dropped")
+    return Prepared(base, tokenizer, template, rows["train.file"], rows.get("eval.file"), targets, precision)
+
+
+def load_tokenizer(base: BaseModel) -> Any:
+    """The base model's tokenizer.
+
+    Raises:
+        UserError: the folder holds none.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(base.path)
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"model.base: {base.path} has no usable tokenizer: {error}") from error

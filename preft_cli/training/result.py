@@ -1,0 +1,63 @@
+"""What a training run leaves behind as numbers: `result.json`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from preft_cli.bench.results import Hardware
+
+SCHEMA_VERSION = 1
+
+
+class HeldOutLoss(BaseModel):
+    """Mean loss per completion token (nats) on `eval.file`."""
+
+    model_config = ConfigDict(frozen=True)
+
+    base: float
+    adapter: float
+    rows: int
+    dropped: int = Field(description="Rows longer than train.max_length.")
+
+    @property
+    def relative_change(self) -> float:
+        """-0.3 means that the adapter's loss is 30% lower than the base model's."""
+        return (self.adapter - self.base) / self.base
+
+    def line(self) -> str:
+        """For people."""
+        return f"held-out loss: base {self.base:.2f}, adapter {self.adapter:.2f} ({self.relative_change:+.1%})"
+
+
+class TrainResult(BaseModel):
+    """One finished run."""
+
+    model_config = ConfigDict(frozen=True)
+
+    schema_version: int = SCHEMA_VERSION
+    kind: Literal["train"] = "train"
+    adapter: str = Field(description="Its name.")
+    method: str
+    base_model: str
+    digest: str = Field(description="Content digest of the adapter.")
+    steps: int
+    epochs: float
+    rows: int = Field(description="Training rows: assistant turns that fit into train.max_length.")
+    dropped: int = Field(description="Rows that were longer.")
+    train_loss: float | None = Field(description="Loss of the last logged step.")
+    held_out: HeldOutLoss | None = Field(description="None without eval.file.")
+    trainable_parameters: int
+    tokens: int = Field(description="Prompt and completion tokens trained on by this call.")
+    tokens_per_s: float
+    seconds: float = Field(description="Time in the training loop of this call.")
+    device: str
+    dtype: str = Field(description="Compute type.")
+    seed: int
+    artefacts: dict[str, Path]
+    config: dict[str, Any] = Field(description="The resolved config.")
+    versions: dict[str, str]
+    hardware: Hardware
+    git_commit: str | None

@@ -1,0 +1,115 @@
+"""Transformers' Trainer with our objective, our checkpoints, and a stop before a bad step does harm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import Trainer, TrainingArguments
+
+from preft_cli.config.schema import PreftConfig
+from preft_cli.training.device import Precision
+from preft_cli.training.objective import Objective
+
+NEVER = 10**9
+
+
+class NonFiniteError(Exception):
+    """The loss or the gradient is NaN or infinite. The weights are still those of the last good step."""
+
+    def __init__(self, what: str, step: int) -> None:
+        super().__init__(f"{what} is not a finite number in step {step}")
+        self.step = step
+
+
+class PromptTrainer(Trainer):  # type: ignore[misc, unused-ignore]
+    """Supervised finetuning on the completion, the adapter on the prompt."""
+
+    # `compute_loss` divides by the tokens of all accumulated batches, hence must not be divided again.
+    loss_is_scaled_for_ga = True
+
+    def __init__(
+        self,
+        objective: Objective,
+        save_weights: Callable[[Path], object],
+        load_weights: Callable[[Path], None],
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.model_accepts_loss_kwargs = True  # makes the base class count the labels of all accumulated batches
+        self.objective = objective
+        self.tokens_seen = 0
+        self._save_weights = save_weights
+        self._load_weights = load_weights
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:
+        """Mean cross-entropy over the completion tokens of the whole optimizer step."""
+        loss = self.objective(inputs, model)
+        self.tokens_seen += int(inputs["attention_mask"].sum())
+        if not torch.isfinite(loss.total):
+            raise NonFiniteError("the loss", self.state.global_step + 1)
+        mean = loss.total / (loss.num_tokens if num_items_in_batch is None else num_items_in_batch)
+        return (mean, None) if return_outputs else mean
+
+    def _clip_grad_norm(self, model: nn.Module) -> Any:
+        norm = super()._clip_grad_norm(model)
+        # With float16 the loss scaler meets infinities as a matter of course, and skips those steps itself.
+        if not self.args.fp16 and not torch.isfinite(torch.as_tensor(norm)):
+            raise NonFiniteError("the gradient", self.state.global_step + 1)
+        return norm
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        # Not PEFT's files: a stock loader would apply a prefill-only adapter to all tokens.
+        self._save_weights(Path(output_dir or str(self.args.output_dir)))
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        self._load_weights(Path(resume_from_checkpoint))
+
+
+def training_arguments(config: PreftConfig, folder: Path, precision: Precision) -> TrainingArguments:
+    """Our config in the Trainer's terms; checkpoints go to `folder`."""
+    train = config.train
+    arguments = TrainingArguments(
+        output_dir=str(folder),
+        num_train_epochs=train.epochs,
+        max_steps=train.max_steps or -1,
+        per_device_train_batch_size=train.batch_size,
+        gradient_accumulation_steps=train.gradient_accumulation_steps,
+        optim="adamw_torch",
+        learning_rate=train.learning_rate,
+        lr_scheduler_type="cosine",
+        # From 1 on the Trainer reads a number of steps; a share of 1 is all of them.
+        warmup_steps=min(train.warmup_ratio, 1 - 1e-9),
+        weight_decay=train.weight_decay,
+        max_grad_norm=train.max_grad_norm,
+        seed=config.project.seed,
+        data_seed=config.project.seed,
+        bf16=precision.name == "bfloat16",
+        fp16=precision.name == "float16",
+        use_cpu=precision.device == "cpu",
+        gradient_checkpointing=train.gradient_checkpointing,
+        gradient_checkpointing_kwargs={"use_reentrant": False},
+        logging_strategy="steps",
+        logging_steps=train.log_every,
+        logging_nan_inf_filter=False,
+        save_strategy="steps",
+        save_steps=train.save_every or NEVER,
+        save_total_limit=2,
+        eval_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        remove_unused_columns=False,
+        dataloader_pin_memory=precision.device == "cuda",
+    )
+    # One process drives one GPU: the Trainer would split batches over all it sees, and the mask with them.
+    arguments._n_gpu = min(arguments.n_gpu, 1)
+    return arguments

@@ -1,0 +1,188 @@
+"""`preft serve` as a user runs it: a process, HTTP, signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine_patch.adapter import Adapter
+from engine_patch.store.file import write_adapter
+from preft_cli.models.modules import linear_modules
+from tests.reference import MaskedReference, random_adapter
+
+pytestmark = pytest.mark.engine
+
+START_TIMEOUT_S = 300
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Server:
+    """A running `preft serve` and what it said."""
+
+    def __init__(self, folder: Path, log: Path) -> None:
+        self.url = f"http://127.0.0.1:{free_port()}"
+        self.log = log
+        command = [
+            sys.executable,
+            "-m",
+            "preft_cli",
+            "serve",
+            "--adapters",
+            str(folder),
+            "--port",
+            self.url.rsplit(":", 1)[1],
+        ]
+        options = ["--set", "serve.dtype=float32", "--set", "serve.max_model_len=512", "--set", "serve.max_num_seqs=8"]
+        self.process = subprocess.Popen(
+            [*command, *options], stderr=log.open("w"), stdout=subprocess.DEVNULL, cwd=folder.parent
+        )
+
+    def wait_ready(self) -> None:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline and self.process.poll() is None:
+            try:
+                if self.get("/health") is None:
+                    return
+            except OSError:
+                time.sleep(0.5)
+        raise AssertionError(f"the server did not come up:\n{self.log.read_text()}")
+
+    def get(self, path: str, payload: dict[str, Any] | None = None) -> Any:
+        data = None if payload is None else json.dumps(payload).encode()
+        request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=120) as answer:
+            body = answer.read()
+        return json.loads(body) if body else None
+
+    def chat(self, model: str, text: str, **options: Any) -> Any:
+        messages = [{"role": "user", "content": text}]
+        return self.get("/v1/chat/completions", {"model": model, "messages": messages, "temperature": 0, **options})
+
+
+@pytest.fixture(scope="module")
+def folder(adapters: dict[str, tuple[Path, Adapter]], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Good adapters among broken neighbours."""
+    folder = tmp_path_factory.mktemp("serve") / "adapters"
+    folder.mkdir()
+    for name in ("one", "everywhere"):
+        shutil.copy(adapters[name][0], folder / f"{name}.preft")
+    (folder / "truncated.preft").write_bytes(adapters["two"][0].read_bytes()[:4000])
+    (folder / "empty").mkdir()
+    (folder / "notes.txt").write_text("a stray file")
+    (folder / "no-weights").mkdir()
+    (folder / "no-weights" / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 8')
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[Server]:
+    server = Server(folder, folder.parent / "log.txt")
+    server.wait_ready()
+    yield server
+    server.process.send_signal(signal.SIGINT)
+    assert server.process.wait(60) == 0, server.log.read_text()
+    left = subprocess.run(["pgrep", "-f", f"--port {server.url.rsplit(':', 1)[1]}"], capture_output=True, text=True)
+    assert not left.stdout, "processes outlived the server"
+
+
+def test_models_are_listed_before_first_use_and_broken_ones_named(server: Server) -> None:
+    listed = [card["id"] for card in server.get("/v1/models")["data"]]
+    assert listed == ["smollm2-135m", "everywhere", "one"]
+    said = server.log.read_text()
+    for name in ("truncated.preft", "empty", "no-weights"):
+        assert f"/{name}" in said, f"{name} was left out in silence"
+
+
+@pytest.mark.parametrize("name", ["one", "everywhere", "smollm2-135m"])
+def test_chat_answers_equal_the_reference(
+    server: Server, reference: MaskedReference, adapters: dict[str, tuple[Path, Adapter]], name: str
+) -> None:
+    answer = server.chat(name, "What is a cat?", max_tokens=24, logprobs=True, top_logprobs=0, return_token_ids=True)
+    prompt, choice = answer["prompt_token_ids"], answer["choices"][0]
+    served = torch.tensor([item["logprob"] for item in choice["logprobs"]["content"]])
+    adapter = adapters[name][1] if name in adapters else None
+    adapted = len(prompt) + len(choice["token_ids"]) if name == "everywhere" else None
+    expected = reference.logprobs(prompt, choice["token_ids"], adapter, adapted)
+    assert (served - expected).abs().max() < 1e-3
+
+
+def test_an_unknown_name_is_a_404_with_the_nearest(server: Server) -> None:
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        server.chat("everywere", "hello")
+    assert caught.value.code == 404
+    assert "Did you mean everywhere?" in caught.value.read().decode()
+
+
+def test_a_replaced_file_answers_with_its_new_weights(
+    server: Server, folder: Path, smollm2: Any, reference: MaskedReference
+) -> None:
+    new = random_adapter(linear_modules(smollm2), smollm2.fingerprint, seed=77, rank=8)
+    write_adapter(folder / "one.preft", new)
+    answer = server.chat("one", "What is a dog?", max_tokens=8, logprobs=True, top_logprobs=0, return_token_ids=True)
+    choice = answer["choices"][0]
+    served = torch.tensor([item["logprob"] for item in choice["logprobs"]["content"]])
+    assert (served - reference.logprobs(answer["prompt_token_ids"], choice["token_ids"], new)).abs().max() < 1e-3
+
+
+def test_a_file_damaged_later_fails_alone(
+    server: Server, folder: Path, adapters: dict[str, tuple[Path, Adapter]]
+) -> None:
+    kept = (folder / "one.preft").read_bytes()
+    (folder / "one.preft").write_bytes(kept[:5000])
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        server.chat("one", "hello")
+    assert caught.value.code == 400
+    assert "truncated" in caught.value.read().decode()
+    assert server.chat("everywhere", "hello", max_tokens=2)["choices"]
+    (folder / "one.preft").write_bytes(kept)
+    assert server.chat("one", "hello", max_tokens=2)["choices"]
+
+
+@pytest.mark.parametrize(
+    ("environment", "options", "code", "message"),
+    [
+        ({"VLLM_PLUGINS": "other"}, [], 1, "the preft plugin is not active in vLLM"),
+        ({"PREFT_DISABLE": "1"}, [], 1, "the preft plugin is not active in vLLM"),
+        ({}, ["--set", "serve.vllm_args.max-num-segs=3"], 2, "unrecognized arguments: --max-num-segs"),
+    ],
+)
+def test_refuses_to_start(
+    folder: Path, environment: dict[str, str], options: list[str], code: int, message: str
+) -> None:
+    """Without the patch, or with an option that vLLM does not have."""
+    command = [
+        sys.executable,
+        "-m",
+        "preft_cli",
+        "serve",
+        "--adapters",
+        str(folder),
+        "--port",
+        str(free_port()),
+        *options,
+    ]
+    ended = subprocess.run(
+        command, env={**os.environ, **environment}, capture_output=True, text=True, cwd=folder.parent, timeout=300
+    )
+    assert ended.returncode == code, ended.stderr
+    assert message in ended.stderr
+    assert "Traceback" not in ended.stderr

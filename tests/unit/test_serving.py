@@ -1,0 +1,66 @@
+"""The plan of the server: options are vLLM's, checked, and never dropped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from preft_cli.config.schema import PreftConfig
+from preft_cli.errors import UserError
+from preft_cli.serving.options import to_arguments
+from preft_cli.serving.plan import plan_serve
+
+
+def plan(**serve: Any) -> Any:
+    return plan_serve(PreftConfig.model_validate({"serve": serve}), Path("/project"))
+
+
+def test_options_become_arguments() -> None:
+    options = {
+        "block_size": 32,
+        "enforce-eager": True,
+        "async-scheduling": False,
+        "x": None,
+        "j": {"b": 1},
+        "l": [1, 2],
+    }
+    assert to_arguments(options) == [
+        *("--block-size", "32"), "--enforce-eager", "--no-async-scheduling", *("--j", '{"b": 1}'), *("--l", "1", "2"),
+    ]  # fmt: skip
+
+
+def test_parallel_sizes_lengths_and_memory_pass_by_vllms_names() -> None:
+    sizes = {"tensor_parallel_size": 2, "data_parallel_size": 3, "max_model_len": 99, "gpu_memory_utilization": 0.5}
+    arguments = plan(**sizes, vllm_args={"seed": 7}).arguments("/model", 16)
+    for name, value in {**sizes, "seed": 7, "max-lora-rank": 16, "model": "/model"}.items():
+        assert arguments[arguments.index(f"--{name.replace('_', '-')}") + 1] == str(value)
+    assert "--no-enable-prefix-caching" in arguments
+
+
+def test_only_this_machine_unless_told_otherwise() -> None:
+    assert plan().options["host"] == "127.0.0.1"
+    assert plan(host="0.0.0.0").options["host"] == "0.0.0.0"
+
+
+def test_adapters_default_to_the_store() -> None:
+    assert plan().adapters == Path("/project/store")
+    assert plan(adapters="mine").adapters == Path("/project/mine")
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ("port", "set serve.port instead"),
+        ("max_num_seqs", "set serve.max_num_seqs instead"),
+        ("--model", "set model.base instead"),
+        ("no-enable-lora", "set serve.adapters instead"),
+        ("enable-prefix-caching", "refused"),
+        ("speculative_config", "refused"),
+    ],
+)
+def test_options_with_a_key_of_their_own_or_unsafe_ones_are_refused(key: str, message: str) -> None:
+    with pytest.raises(UserError, match=f"serve.vllm_args.{key}: {message}") as caught:
+        plan(vllm_args={key: 1})
+    assert caught.value.exit_code == 2
