@@ -60,7 +60,7 @@ class BaseFingerprint:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> BaseFingerprint:
         """The inverse of `to_dict`; a missing field is unknown, a foreign one is ignored."""
-        return cls(**{field.name: data.get(field.name) for field in fields(cls)})
+        return cls(*(data.get(name) for name in (*_SHAPE_FIELDS, "weights")))
 
     def mismatch(self, served: BaseFingerprint) -> str | None:
         """What differs from the `served` base model, with both values, or None when nothing does."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+from importlib.metadata import entry_points
 
 logger = logging.getLogger("vllm.preft")
 
@@ -14,6 +15,18 @@ logger = logging.getLogger("vllm.preft")
 def disabled() -> bool:
     """Whether `PREFT_DISABLE=1` asks for the stock engine."""
     return os.environ.get("PREFT_DISABLE", "") not in ("", "0")
+
+
+def why_inactive() -> str | None:
+    """Why vLLM would not load this plugin, told without importing vLLM; None if it would."""
+    allowed = os.environ.get("VLLM_PLUGINS")
+    if disabled():
+        return "PREFT_DISABLE is set"
+    if allowed is not None and "preft" not in allowed.split(","):
+        return f"VLLM_PLUGINS={allowed} leaves preft out"
+    if "preft" not in {entry.name for entry in entry_points(group="vllm.general_plugins")}:
+        return "this environment has no entry point of preft, install preft with pip"
+    return None
 
 
 def register() -> None:

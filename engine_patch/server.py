@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from engine_patch.errors import PreftError
+from engine_patch.plugin import why_inactive
 
 
 def read_manifest(path: Path) -> dict[str, Path]:
@@ -21,10 +22,10 @@ def read_manifest(path: Path) -> dict[str, Path]:
 
 
 def prepare(manifest: Path) -> None:
-    """Load the plugins as vLLM does, and refuse to go on unless ours is among them.
+    """Load the plugins as vLLM does, and refuse to go on unless ours is in place.
 
     Raises:
-        PreftError: the plugin is not installed, was left out by VLLM_PLUGINS, or does not fit this vLLM.
+        PreftError: the plugin did not come up, or does not fit this vLLM.
     """
     from vllm.plugins import load_general_plugins
 
@@ -32,10 +33,7 @@ def prepare(manifest: Path) -> None:
 
     load_general_plugins()
     if not patching.ledger:
-        raise PreftError(
-            "the preft plugin is not active in vLLM: check that VLLM_PLUGINS, if set, names preft, that PREFT_DISABLE is unset,"
-            " and that `pip install` put preft's entry point into this environment (preft doctor tells)"
-        )
+        raise PreftError("the preft plugin is not active in vLLM; its error is above (preft doctor may tell more)")
     contract.check(contract.SERVER_SYMBOLS)
     frontend.patch(frontend.AdapterDirectory(read_manifest(manifest)))
 
@@ -65,6 +63,8 @@ def main() -> None:
     """Take our argument, leave vLLM its own, and run its server. Exit code 2: an option was wrong."""
     if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
         sys.exit("usage: python -m engine_patch.server MANIFEST.json [vLLM arguments]")
+    if reason := why_inactive():
+        sys.exit(f"error: the preft plugin is not active in vLLM: {reason}. A server without it would answer wrongly.")
     try:
         arguments = parse_arguments(sys.argv[2:])
     except PreftError as error:

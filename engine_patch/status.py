@@ -18,11 +18,8 @@ def worker_status(worker: Any) -> dict[str, Any]:
     """What one worker says of itself: `live`, the runner's class, and what was replaced."""
     runner = getattr(worker, "model_runner", None)
     missing = [name for name in REQUIRED if name not in patching.ledger]
-    # The only runner with the rule in it; another would apply adapters to every token.
-    known = runner is not None and type(runner).__module__ in (
-        "vllm.v1.worker.cpu_model_runner",
-        "vllm.v1.worker.gpu_model_runner",
-    )
+    # The only runner that has the rule in it.
+    known = type(runner).__module__ == "vllm.v1.worker.cpu_model_runner"
     return {
         "live": known and not missing,
         "pid": os.getpid(),
@@ -49,5 +46,6 @@ def require_live(statuses: list[dict[str, Any]]) -> None:
         if not status["live"]:
             raise PreftError(
                 f"worker {index} runs {status['runner']} without the prefill-only rule"
-                f" (missing: {status['missing'] or 'this runner'}); it would apply adapters to every token. Use the V1 runner (VLLM_USE_V2_MODEL_RUNNER=0)"
+                f" (missing: {status['missing'] or 'support for this runner'}); it would apply adapters to every token."
+                " This version of preft serves with vLLM's CPU build (pip install 'preft[cpu]')"
             )

@@ -16,6 +16,7 @@ from engine_patch.errors import PreftError
 from preft_cli import __version__
 from preft_cli.commands import bench, convert, doctor, init, serve, train
 from preft_cli.errors import UserError
+from preft_cli.threads import wait_politely
 
 app = typer.Typer(
     name="preft",
@@ -51,6 +52,7 @@ def _root(
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line (default: this process' arguments) and exit with its code; people see no traceback."""
+    wait_politely()
     sys.exit(_run(arguments))
 
 

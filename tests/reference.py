@@ -33,7 +33,7 @@ class MaskedReference:
         mask = torch.zeros(ids.shape[1], 1)
         mask[: len(prompt) if adapted is None else adapted] = 1
         with self._adapted(adapter, mask):
-            logits = self.model(ids).logits[0, len(prompt) - 1 : -1]
+            logits = self.model(ids, logits_to_keep=len(generated) + 1).logits[0, :-1]
         return logits.log_softmax(-1).gather(1, torch.tensor(generated)[:, None])[:, 0]
 
     @contextmanager

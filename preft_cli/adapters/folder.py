@@ -122,7 +122,8 @@ def _meta(config: TrainedConfig) -> dict[str, object]:
             "peft_type": "LORA",
             "task_type": "CAUSAL_LM",
             "r": config.rank,
-            "lora_alpha": config.alpha,
+            # PEFT's own configs have whole numbers here, and some readers expect them.
+            "lora_alpha": int(config.alpha) if config.alpha.is_integer() else config.alpha,
             "use_rslora": config.use_rslora,
             "target_modules": config.target_modules,
         },

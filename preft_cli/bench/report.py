@@ -35,9 +35,9 @@ def print_result(result: BenchResult) -> None:
 
 def table(result: BenchResult) -> Table:
     """One row an arm; narrow enough for 80 columns."""
-    made = Table(box=box.SIMPLE_HEAD)
-    made.add_column("arm")
-    for heading in ("req/s", "out tok/s", "vs base", "vs lora", "start", "failed"):
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    made.add_column("arm", no_wrap=True)
+    for heading in ("req/s", "tok/s", "vs base", "vs lora", "start", "failed"):
         made.add_column(heading, justify="right", no_wrap=True)
     for name, arm in result.arms.items():
         made.add_row(name, *cells(name, arm, result))
@@ -51,7 +51,7 @@ def cells(name: str, arm: ArmResult, result: BenchResult) -> list[str]:
         speed(arm.output_tokens_per_second.median),
         ratio(result.ratios.get(f"{name}/base")),
         ratio(result.ratios.get(f"{name}/lora")),
-        f"{arm.start_seconds:.0f} s",
+        f"{arm.start_seconds:.0f}s",
         str(arm.failures),
     ]
 

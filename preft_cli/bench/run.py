@@ -46,7 +46,7 @@ def bench(config: PreftConfig, root: Path, out: Path | None = None) -> BenchResu
     with tempfile.TemporaryDirectory(prefix="preft-bench-") as scratch:
         requests = Path(scratch) / "requests.json"
         requests.write_text(make_workload(plan, vocab_size(base)).model_dump_json())
-        arms = {arm.arm: run_arm(arm, plan, base, requests, out, config.bench.dtype) for arm in plan.arms}
+        arms = {arm.arm: run_arm(arm, plan, base, requests, out) for arm in plan.arms}
     check_comparable(arms)
     result = BenchResult(
         created=created,
@@ -80,7 +80,7 @@ def result_path(root: Path, out: Path | None, created: datetime) -> Path:
     return path
 
 
-def run_arm(arm: ArmPlan, plan: BenchPlan, base: BaseModel, requests: Path, out: Path, dtype: str) -> ArmResult:
+def run_arm(arm: ArmPlan, plan: BenchPlan, base: BaseModel, requests: Path, out: Path) -> ArmResult:
     """Make the arm's adapters, run its process, remove the adapters."""
     kind = ARMS[arm.arm]
     log = out.with_name(f"{out.stem}.{arm.arm}.log")
@@ -91,7 +91,9 @@ def run_arm(arm: ArmPlan, plan: BenchPlan, base: BaseModel, requests: Path, out:
         if kind.adapters != "none":
             (folder / "adapters").mkdir()
             with progress(f"bench {arm.arm}: making adapters", total=plan.num_adapters, unit="adapters") as bar:
-                paths, adapters = make_adapters(kind, plan, base, folder / "adapters", dtype, bar.advance)
+                paths, adapters = make_adapters(
+                    kind, plan, base, folder / "adapters", arm.engine_args["dtype"], bar.advance
+                )
         spec = WorkerSpec(
             arm=arm.arm,
             engine_args=arm.engine_args,

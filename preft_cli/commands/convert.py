@@ -33,7 +33,7 @@ def command(
         list[Path] | None,
         typer.Argument(
             metavar="[SOURCE]...",
-            help="Trained adapters, PEFT LoRA folders, or folders of those. Default: what preft train made.",
+            help="Trained adapters, PEFT LoRA folders, or folders of those. Default: the adapter of preft train.",
             show_default=False,
         ),
     ] = None,
@@ -63,7 +63,7 @@ def command(
     ] = Target.store,
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder to write to with --to peft.")] = None,
     check: Annotated[
-        bool, typer.Option("--check", help="Read back what was written and compare every tensor.")
+        bool, typer.Option("--check", help="Verify .preft files, or that the store holds the same as SOURCE.")
     ] = False,
     dry_run: DryRun = False,
     as_json: Json = False,
@@ -77,7 +77,7 @@ def command(
 
     _check_usage(sources, name, to, out)
     loaded = load_config(config, sets, *flag("--store", "convert.store", store))
-    given = [source.absolute() for source in sources or [loaded.root / loaded.config.output_dir / "adapter"]]
+    given = [source.absolute() for source in sources or []]
     target: Literal["store", "peft"] = "peft" if to is Target.peft else "store"
     method_name = method.value if method else None
     out = out.absolute() if out else None

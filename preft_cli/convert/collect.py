@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from engine_patch.errors import PreftError
 from engine_patch.store import FORMAT_VERSION, SUFFIX, Header, check_name, read_header, write_adapter
 from preft_cli.adapters.sources import Rejected, Source, default_name, find
+from preft_cli.convert.results import without_path
 from preft_cli.errors import UserError
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def collect(folder: Path, base: BaseModel, cache: Path) -> Collected:
     collector = _Collector(base, cache)
     for entry in _entries(folder):
         if isinstance(entry, Rejected):
-            collector.collected.rejected.append((entry.path, entry.reason))
+            collector.collected.rejected.append((entry.path, without_path(entry.path, entry.reason)))
         else:
             collector.add(entry)
     collector.drop_collisions()
@@ -69,7 +70,6 @@ class _Collector:
         self._base, self._cache = base, cache
         self._known: BaseFacts | None = None
         self._places: dict[str, list[Path]] = {}
-        # A store's files mostly share one set of modules: checked once for all of them.
         self._fitting: set[tuple[object, ...]] = set()
 
     @property
@@ -89,7 +89,7 @@ class _Collector:
             header = read_header(path)
             self._check(header, source.path)
         except (UserError, PreftError) as error:
-            self.collected.rejected.append((source.path, str(error)))
+            self.collected.rejected.append((source.path, without_path(source.path, str(error))))
         except OSError as error:
             self.collected.rejected.append((source.path, f"cannot read or convert it: {error.strerror or error}"))
         else:
@@ -109,10 +109,11 @@ class _Collector:
                 self.collected.rejected += [(place, reason) for place in places if place not in already]
 
     def _check(self, header: Header, where: Path) -> None:
+        # A store's files mostly share one base model and one set of modules: checked once for all of them.
+        if (header.base, header.groups) in self._fitting:
+            return
         if difference := header.base.mismatch(self._facts.fingerprint):
             raise UserError(f"it is for another base model: {difference}")
-        if header.groups in self._fitting:
-            return
         for name, module in header.modules.items():
             shape = self._facts.shapes.get(name)
             if shape != (module.in_features, module.out_features):
@@ -121,7 +122,7 @@ class _Collector:
                     f"it does not fit {self._base.name}: {name} ({module.in_features} inputs, {module.out_features} "
                     f"outputs) {has}"
                 )
-        self._fitting.add(header.groups)
+        self._fitting.add((header.base, header.groups))
 
     def _convert(self, source: Source, name: str) -> Path:
         from preft_cli.convert.read import read_source

@@ -50,7 +50,7 @@ def plan_convert(
         try:
             item_name = _name(source, name, config.model.base, {n: i.source for n, i in items.items()})
         except (PreftError, UserError) as error:
-            failed.append(FailedItem(source=str(source.path), reason=str(error)))
+            failed.append(FailedItem.of(source.path, str(error)))
             continue
         destination = _destination(source, item_name, store, out, single, check)
         items[item_name] = PlannedItem(
@@ -98,19 +98,19 @@ def _find(path: Path, failed: list[FailedItem], notes: list[str]) -> list[Source
                 sources.append(entry)
             elif entry.path.is_dir() or entry.path.is_symlink() or entry.path.suffix == SUFFIX:
                 refused += 1
-                failed.append(FailedItem(source=str(entry.path), reason=entry.reason))
+                failed.append(FailedItem.of(entry.path, entry.reason))
             else:
                 notes.append(f"{entry.path} is no adapter and was passed over")
     except UserError as error:
         # `runs/NAME/adapter` is where training ends: most often it has not been run yet.
         hint = "; run preft train first" if path.name == "adapter" and not path.exists() else ""
-        failed.append(FailedItem(source=str(path), reason=f"{error}{hint}"))
+        failed.append(FailedItem.of(path, f"{error}{hint}"))
         return []
     except OSError as error:
-        failed.append(FailedItem(source=str(path), reason=f"cannot list it: {error.strerror}"))
+        failed.append(FailedItem.of(path, f"cannot list it: {error.strerror}"))
         return []
     if not sources and not refused:
-        failed.append(FailedItem(source=str(path), reason=f"there is no adapter in {path}"))
+        failed.append(FailedItem.of(path, f"there is no adapter in {path}"))
     return sources
 
 

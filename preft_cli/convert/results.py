@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -23,6 +24,16 @@ class FailedItem(_Document):
 
     source: str
     reason: str
+
+    @classmethod
+    def of(cls, source: Path | str, reason: str) -> FailedItem:
+        """With the path said once: reasons are shown after their source."""
+        return cls(source=str(source), reason=without_path(source, reason))
+
+
+def without_path(source: Path | str, reason: str) -> str:
+    """`reason` without a leading `source`."""
+    return reason.removeprefix(f"{source}: ").removeprefix(f"{source} ")
 
 
 class PlannedItem(_Document):

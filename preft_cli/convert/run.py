@@ -50,7 +50,7 @@ def convert(
                 try:
                     converted.append(_check(item, base) if check else _convert(item, base, to))
                 except (UserError, PreftError, OSError) as error:
-                    failed.append(FailedItem(source=item.source, reason=_reason(error, item)))
+                    failed.append(FailedItem.of(item.source, _reason(error, item)))
                 else:
                     for note in converted[-1].notes:
                         warn(f"{item.name}: {note}")

@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from engine_patch.base_model import BaseFingerprint, weights_digest
 from preft_cli.errors import UserError
-
-if TYPE_CHECKING:
-    from engine_patch.base_model import BaseFingerprint
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,5 @@ class BaseModel:
     @cached_property
     def fingerprint(self) -> BaseFingerprint:
         """What an adapter of this model must agree with; reads a few samples of the weights, not all of them."""
-        from engine_patch.base_model import BaseFingerprint, weights_digest
-
         weights = None if self.random else weights_digest(self.path)
         return BaseFingerprint.from_hf_config(self.hf_config, weights=weights)

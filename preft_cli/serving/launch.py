@@ -48,7 +48,6 @@ def _defaults(environment: dict[str, str]) -> dict[str, str]:
 
 def _prepare(plan: ServePlan) -> tuple[Path, dict[str, Path], int]:
     """The base model's folder, the adapter files to serve, and the rank limit of the engine."""
-    from engine_patch.store.file import read_header
     from preft_cli.convert.collect import collect
     from preft_cli.models import resolve
     from preft_cli.models.cache import cache_dir
@@ -59,7 +58,7 @@ def _prepare(plan: ServePlan) -> tuple[Path, dict[str, Path], int]:
             f"{plan.adapters}: no such folder; give --adapters DIR with adapters, or run preft convert first"
         )
     collected = collect(plan.adapters, base, cache_dir() / "serve")
-    ranks = {name: read_header(path).rank for name, path in collected.adapters.items()}
+    ranks = {name: collected.headers[name].rank for name in collected.adapters}
     limit = plan.max_lora_rank or max(ranks.values(), default=16)
     allowed = next((rank for rank in LORA_RANKS if rank >= limit), LORA_RANKS[-1])
     adapters = {}

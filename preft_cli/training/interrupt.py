@@ -12,6 +12,10 @@ from preft_cli.console import say
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
+class InterruptedRunError(Exception):
+    """Ctrl-C ended the run early; a checkpoint has been saved."""
+
+
 class InterruptRequest:
     """Inside the block the first Ctrl-C (or SIGTERM) only sets `requested`; the second one stops at once."""
 

@@ -23,7 +23,7 @@ def plot_losses(rows: list[dict[str, Any]], path: Path, title: str) -> None:
         held_out = [(0, base), *held_out]
     if held_out:
         label = f"held-out, adapter: {held_out[-1][1]:.2f}"
-        axes.plot(*zip(*held_out, strict=True), color="tab:red", marker="o", label=label)
+        axes.plot(*zip(*held_out, strict=True), color="tab:red", marker="o", linestyle=":", label=label)
     axes.set(xlabel="step", ylabel="loss per completion token (nats)", title=title)
     axes.grid(alpha=0.3)
     axes.legend()

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from rich.table import Table
 
-from preft_cli.console import duration, err
+from preft_cli.console import duration, err, say
 from preft_cli.training.result import TrainResult
 
 
 def print_result(result: TrainResult) -> None:
     """A table of the run and where each artefact lies, on stderr."""
-    table = Table("trained", result.adapter, title_justify="left")
+    table = Table("trained", result.adapter)
     for name, value in _facts(result).items():
         table.add_row(name, value)
-    for name, path in result.artefacts.items():
-        table.add_row(name, str(path))
     err.print(table)
+    # Outside of the table, which would cut paths to the terminal's width: they are there to be copied.
+    width = max(map(len, result.artefacts))
+    for name, path in result.artefacts.items():
+        say(f"{name:<{width}}  {path}")
 
 
 def _facts(result: TrainResult) -> dict[str, str]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from preft_cli.config.schema import PreftConfig
 from preft_cli.console import say
 from preft_cli.errors import UserError
+from preft_cli.threads import wait_politely
 from preft_cli.training.output import RunFolder
 from preft_cli.training.result import TrainResult
 
@@ -28,6 +29,7 @@ def train(config: PreftConfig, root: Path, *, resume: bool = False, overwrite: b
     """
     # Hugging Face's libraries report usage unless told otherwise, and read this when they are first imported.
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    wait_politely()
     folder = RunFolder((root / config.output_dir).absolute())
     folder.check(config, resume=resume, overwrite=overwrite)
     if resume and folder.is_finished(config):
@@ -47,6 +49,7 @@ def train(config: PreftConfig, root: Path, *, resume: bool = False, overwrite: b
 
 def _run(session: Session, checkpoint: Path | None) -> TrainResult:
     from preft_cli.training.finish import finish
+    from preft_cli.training.interrupt import InterruptedRunError
     from preft_cli.training.trainer import NonFiniteError
 
     session.metrics.rewind(int(checkpoint.name.rpartition("-")[2]) if checkpoint else 0)
@@ -54,14 +57,14 @@ def _run(session: Session, checkpoint: Path | None) -> TrainResult:
     if base_loss is not None:
         session.metrics.evaluation(0, "base", base_loss)
     try:
-        complete = session.fit(checkpoint)
+        session.fit(checkpoint)
     except NonFiniteError as error:
         raise UserError(_keep_last_good(session, error)) from error
-    if not complete:
+    except InterruptedRunError as stop:
         raise UserError(
-            f"stopped at step {session.step} of {session.trainer.state.max_steps}; a checkpoint is saved in "
-            f"{session.folder.checkpoints}. `preft train --resume` continues from there."
-        )
+            f"stopped {stop}; a checkpoint is saved in {session.folder.checkpoints}. "
+            "`preft train --resume` continues from there."
+        ) from stop
     return finish(session, base_loss)
 
 

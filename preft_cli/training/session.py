@@ -15,7 +15,7 @@ from preft_cli.models.quiet import quiet_transformers
 from preft_cli.training.callbacks import Reporter
 from preft_cli.training.collate import Collator
 from preft_cli.training.evaluation import HeldOut
-from preft_cli.training.interrupt import InterruptRequest
+from preft_cli.training.interrupt import InterruptedRunError, InterruptRequest
 from preft_cli.training.lora import add_lora, extract_adapter, restore_adapter
 from preft_cli.training.metrics import Metrics
 from preft_cli.training.objective import Objective
@@ -61,11 +61,12 @@ class Session:
         """Optimizer steps done so far, those before a resume included."""
         return int(self.trainer.state.global_step)
 
-    def fit(self, checkpoint: Path | None) -> bool:
-        """Train to the end, from `checkpoint` if there is one. False: Ctrl-C ended it early, with a checkpoint saved.
+    def fit(self, checkpoint: Path | None) -> None:
+        """Train to the end, from `checkpoint` if there is one.
 
         Raises:
             NonFiniteError: the weights are then those of the last good step.
+            InterruptedRunError: Ctrl-C; a checkpoint has been saved.
         """
         trainer = self.trainer
         with InterruptRequest() as stop, progress("training", unit="steps", total=self._total_steps()) as bar:
@@ -76,7 +77,8 @@ class Session:
             finally:
                 trainer.remove_callback(reporter)
                 self.seconds = reporter.seconds
-        return self.step >= int(trainer.state.max_steps)
+            if self.step < trainer.state.max_steps:
+                raise InterruptedRunError(f"at step {self.step} of {trainer.state.max_steps}")
 
     def save(self, folder: Path, **meta: Any) -> Adapter:
         """Write the adapter as it is now, with where it comes from, to the folder of a trained adapter."""

@@ -25,11 +25,11 @@ def make_prompts() -> list[list[int]]:
     return [[rng.randrange(100, 40_000) for _ in range(length)] for length in LENGTHS]
 
 
-def generate(llm: Any, prompts: list[list[int]], requests: list[Any], max_tokens: int = NEW_TOKENS) -> list[Any]:
+def generate(llm: Any, prompts: list[list[int]], requests: list[Any]) -> list[Any]:
     """Greedy answers with the log-probability of every token."""
     from vllm import SamplingParams
 
-    sampling = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, logprobs=0, detokenize=False)
+    sampling = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True, logprobs=0, detokenize=False)
     inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
     return [out.outputs[0] for out in llm.generate(inputs, sampling, lora_request=requests, use_tqdm=False)]
 
@@ -57,7 +57,7 @@ def test_prefill_only_differs_from_the_same_weights_on_all_tokens(
     llm: Any, adapters: dict[str, tuple[Path, Adapter]], reference: MaskedReference
 ) -> None:
     path, adapter = adapters["one"]
-    prompts = make_prompts()
+    prompts = [prompt for prompt in make_prompts() if len(prompt) in (1, 2, 17, 33, 64, 100)]
     gaps = []
     for prompt, answer in zip(prompts, generate(llm, prompts, [lora_request("one", path)] * len(prompts)), strict=True):
         served, tokens = served_logprobs(answer), list(answer.token_ids)

@@ -160,8 +160,8 @@ def test_a_file_damaged_later_fails_alone(
 @pytest.mark.parametrize(
     ("environment", "options", "code", "message"),
     [
-        ({"VLLM_PLUGINS": "other"}, [], 1, "the preft plugin is not active in vLLM"),
-        ({"PREFT_DISABLE": "1"}, [], 1, "the preft plugin is not active in vLLM"),
+        ({"VLLM_PLUGINS": "other"}, [], 1, "not active in vLLM: VLLM_PLUGINS=other leaves preft out"),
+        ({"PREFT_DISABLE": "1"}, [], 1, "not active in vLLM: PREFT_DISABLE is set"),
         ({}, ["--set", "serve.vllm_args.max-num-segs=3"], 2, "unrecognized arguments: --max-num-segs"),
     ],
 )

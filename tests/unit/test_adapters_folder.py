@@ -16,7 +16,7 @@ from preft_cli.adapters.folder import load_trained, load_trained_for, save_train
 from preft_cli.adapters.layout import TRAINED_CONFIG, TRAINED_WEIGHTS
 from preft_cli.adapters.sources import Rejected, Source, default_name, detect, find
 from preft_cli.errors import UserError
-from tests.unit import tiny
+from tests.unit import tiny_llama as tiny
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from preft_cli.adapters.peft_out import peft_config, write_peft
 from preft_cli.adapters.targets import rank_and_scaling, targeted
 from preft_cli.errors import UserError
 from preft_cli.models import BaseModel
-from tests.unit import tiny
+from tests.unit import tiny_llama as tiny
 
 Q1 = "base_model.model.model.layers.1.self_attn.q_proj"
 

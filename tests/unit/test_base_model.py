@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from engine_patch.base_model import BaseFingerprint, weights_digest
 from engine_patch.errors import PreftError
-from tests.unit import tiny
+from tests.unit import tiny_llama as tiny
 
 CONFIG = {"model_type": "llama", "hidden_size": 576, "num_attention_heads": 9, "vocab_size": 100}
 

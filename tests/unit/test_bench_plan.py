@@ -11,6 +11,7 @@ import pytest
 
 from preft_cli.bench import plan as planning
 from preft_cli.bench.arms import ARMS, adapter_args, ordered
+from preft_cli.bench.device import resolve_dtype
 from preft_cli.bench.plan import BenchPlan, plan_bench
 from preft_cli.bench.workload import distinct_prompts, failure, make_workload
 from preft_cli.config.schema import BenchConfig, PreftConfig
@@ -67,6 +68,17 @@ def test_cpu_runs_eagerly_in_all_arms(monkeypatch: pytest.MonkeyPatch) -> None:
     for device, eager in (("cpu", True), ("gpu", None)):
         monkeypatch.setattr(planning, "find_device", lambda device=device: device)
         assert {arm.engine_args.get("enforce_eager") for arm in plan().arms} == {eager}
+
+
+@pytest.mark.parametrize(
+    ("flags", "dtype"),
+    [("flags : fpu avx2", "float32"), ("flags : fpu amx_bf16", "auto"), ("Features : fp bf16", "auto")],
+)
+def test_auto_is_float32_on_a_cpu_without_bfloat16(monkeypatch: pytest.MonkeyPatch, flags: str, dtype: str) -> None:
+    monkeypatch.setattr(Path, "read_text", lambda self: flags)
+    assert resolve_dtype("auto", "cpu") == dtype
+    assert resolve_dtype("auto", "gpu") == "auto"
+    assert resolve_dtype("bfloat16", "cpu") == "bfloat16"
 
 
 def test_random_weights_are_loaded_as_such_and_noted() -> None:

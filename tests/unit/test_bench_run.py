@@ -231,3 +231,4 @@ def test_the_table_fits_a_plain_terminal(workers: FakeWorkers, tmp_path: Path) -
     assert "0.62 (0.40-1.00)" in text
     assert "2.00 (1.60-2.50)" in text
     assert max(map(len, text.splitlines())) <= 80
+    assert "lorap" in text

@@ -23,7 +23,7 @@ from preft_cli.convert.results import ConvertResult
 from preft_cli.convert.run import convert, plan_convert
 from preft_cli.errors import UserError
 from preft_cli.models import BaseModel
-from tests.unit import tiny
+from tests.unit import tiny_llama as tiny
 
 
 @pytest.fixture(scope="module")

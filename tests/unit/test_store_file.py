@@ -21,7 +21,7 @@ from engine_patch.base_model import BaseFingerprint
 from engine_patch.errors import PreftError
 from engine_patch.store import GRANULE, ModuleLayout, plan_pages, read_adapter, read_header, write_adapter
 from engine_patch.store.format import ALIGNMENT
-from tests.unit.tiny import assert_same
+from tests.unit.tiny_llama import assert_same
 
 BASE = BaseFingerprint(model_type="llama", hidden_size=16, weights="aa")
 
