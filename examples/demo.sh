@@ -17,11 +17,15 @@ stop_server() {
 }
 trap stop_server EXIT
 
-for persona in pirate shouty haiku; do
+train() {  # PERSONA STEPS
+  local persona=$1 steps=$2
   step "train $persona"
   preft train --config $config --set adapter.name=$persona --set train.output_dir=../../$out/$persona \
-    --set train.file=../personas/$persona/train.jsonl --set eval.file=../personas/$persona/heldout.jsonl
-done
+    --set train.file=../personas/$persona/train.jsonl --set eval.file=../personas/$persona/heldout.jsonl --set train.max_steps=$steps
+}
+train pirate 24
+train shouty 14
+train haiku 14
 
 step "convert"
 preft convert $out/pirate/adapter $out/shouty/adapter $out/haiku/adapter --config $config

@@ -52,7 +52,7 @@ def _prepare(plan: ServePlan) -> tuple[Path, dict[str, Path], int]:
     from preft_cli.models import resolve
     from preft_cli.models.cache import cache_dir
 
-    base = resolve(plan.base)
+    base = resolve(plan.base, plan.root)
     if not plan.adapters.is_dir():
         raise UserError(
             f"{plan.adapters}: no such folder; give --adapters DIR with adapters, or run preft convert first"
@@ -103,13 +103,14 @@ def _run(command: list[str], environment: dict[str, str], url: str) -> int:
 def _forward_signals(child: subprocess.Popen[bytes]) -> Iterator[list[int]]:
     """While the body runs, Ctrl-C and SIGTERM go to the server; yields the list of signals that came."""
     received: list[int] = []
+    last_resort = threading.Timer(STOP_TIMEOUT_S, _kill_group, (child,))
 
     def forward(number: int, frame: FrameType | None) -> None:
         received.append(number)
         if len(received) == 1:
             say("stopping the server")
             child.send_signal(signal.SIGINT)
-            threading.Timer(STOP_TIMEOUT_S, _kill_group, (child,)).start()
+            last_resort.start()
         else:
             _kill_group(child)
 
@@ -117,6 +118,7 @@ def _forward_signals(child: subprocess.Popen[bytes]) -> Iterator[list[int]]:
     try:
         yield received
     finally:
+        last_resort.cancel()
         for number, handler in before.items():
             signal.signal(number, handler)
 

@@ -16,9 +16,11 @@ LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # the limits that vLLM's Lo
 
 
 class ServePlan(BaseModel):
-    """The server to start. `model_argument` and the rank limit are final only once the model and adapters are read."""
+    """The server to start. The model's folder and the rank limit are known only once model and adapters are read."""
 
     base: str
+    root: Path
+    """Relative paths start here: the folder of the config file."""
     adapters: Path
     url: str
     backend: str
@@ -77,6 +79,7 @@ def plan_serve(config: PreftConfig, root: Path) -> ServePlan:
     options |= serve.vllm_args
     return ServePlan(
         base=config.model.base,
+        root=root,
         adapters=root / (serve.adapters or config.convert.store),
         url=f"http://{serve.host}:{serve.port}",
         backend=kind,
