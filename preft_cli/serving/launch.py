@@ -18,9 +18,9 @@ from pathlib import Path
 from types import FrameType
 
 from preft_cli.console import progress, say, warn
-from preft_cli.convert.collect import Collected
 from preft_cli.errors import UserError
-from preft_cli.serving.plan import LORA_RANKS, ServePlan
+from preft_cli.serving.adapters import Served, choose, template_digest
+from preft_cli.serving.plan import ServePlan
 
 STOP_TIMEOUT_S = 20.0
 
@@ -33,11 +33,17 @@ def serve(plan: ServePlan) -> int:
     """
     if plan.backend == "none":
         raise UserError("vLLM is not installed: pip install 'preft[cpu]' (or 'preft[gpu]' on a machine with a GPU)")
-    model, adapters, limit = _prepare(plan)
+    model, served = _prepare(plan)
     with tempfile.TemporaryDirectory(prefix="preft-serve-") as folder:
         manifest = Path(folder) / "manifest.json"
-        manifest.write_text(json.dumps({"adapters": {name: str(path) for name, path in adapters.items()}}))
-        command = [sys.executable, "-m", "engine_patch.server", str(manifest), *plan.arguments(str(model), limit)]
+        manifest.write_text(json.dumps({"adapters": {name: str(path) for name, path in served.adapters.items()}}))
+        command = [
+            sys.executable,
+            "-m",
+            "engine_patch.server",
+            str(manifest),
+            *plan.arguments(str(model), served.max_lora_rank),
+        ]
         return _run(command, {**os.environ, **_defaults(plan.environment)}, plan.url)
 
 
@@ -46,38 +52,22 @@ def _defaults(environment: dict[str, str]) -> dict[str, str]:
     return {key: value for key, value in environment.items() if key not in os.environ}
 
 
-def _prepare(plan: ServePlan) -> tuple[Path, dict[str, Path], int]:
-    """The base model's folder, the adapter files to serve, and the rank limit of the engine."""
+def _prepare(plan: ServePlan) -> tuple[Path, Served]:
+    """The base model's folder and the adapters to serve."""
     from preft_cli.convert.collect import collect
     from preft_cli.models import resolve
     from preft_cli.models.cache import cache_dir
 
-    base = resolve(plan.base, plan.root)
     if not plan.adapters.is_dir():
-        raise UserError(
-            f"{plan.adapters}: no such folder; give --adapters DIR with adapters, or run preft convert first"
-        )
+        raise UserError(f"{plan.adapters}: no such folder; give --adapters DIR, or run preft convert first")
+    base = resolve(plan.base, plan.root)
     collected = collect(plan.adapters, base, cache_dir() / "serve")
-    ranks = {name: collected.headers[name].rank for name in collected.adapters}
-    limit = plan.max_lora_rank or max(ranks.values(), default=16)
-    allowed = next((rank for rank in LORA_RANKS if rank >= limit), LORA_RANKS[-1])
-    adapters = {}
-    for name, path in collected.adapters.items():
-        if ranks[name] <= allowed:
-            adapters[name] = path
-        else:
-            collected.rejected.append(
-                (path, f"rank {ranks[name]}: this server holds up to {allowed} (serve.max_lora_rank)")
-            )
-    _tell(plan, collected, adapters)
-    return base.path, adapters, allowed
-
-
-def _tell(plan: ServePlan, collected: Collected, adapters: dict[str, Path]) -> None:
-    for path, reason in collected.rejected:
+    served = choose(collected, plan.max_lora_rank, template_digest(base, plan.chat_template))
+    for path, reason in served.rejected:
         warn(f"not serving {path}: {reason}")
-    names = ", ".join(sorted(adapters)[:10]) + (", ..." if len(adapters) > 10 else "")
-    say(f"base model {plan.base}, {len(adapters)} adapters from {plan.adapters}: {names or 'none'}")
+    names = ", ".join(sorted(served.adapters)[:10]) + (", ..." if len(served.adapters) > 10 else "")
+    say(f"base model {plan.base}, {len(served.adapters)} adapters from {plan.adapters}: {names or 'none'}")
+    return base.path, served
 
 
 def _run(command: list[str], environment: dict[str, str], url: str) -> int:

@@ -12,7 +12,6 @@ from preft_cli.config.schema import PreftConfig
 from preft_cli.serving.options import check_options, to_arguments
 
 CPU_KV_CACHE_BYTES = 2 << 30  # vLLM would take 90% of the machine's memory
-LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # the limits that vLLM's LoRA accepts
 
 
 class ServePlan(BaseModel):
@@ -22,6 +21,7 @@ class ServePlan(BaseModel):
     root: Path
     """Relative paths start here: the folder of the config file."""
     adapters: Path
+    chat_template: Path | None
     url: str
     backend: str
     max_lora_rank: int | None
@@ -57,9 +57,10 @@ def plan_serve(config: PreftConfig, root: Path) -> ServePlan:
     """
     serve, kind = config.serve, backend()
     check_options(serve.vllm_args)
+    template = root / config.model.chat_template if config.model.chat_template else None
     options: dict[str, Any] = {
         "served-model-name": config.model.base,
-        "chat-template": str(root / config.model.chat_template) if config.model.chat_template else None,
+        "chat-template": str(template) if template else None,
         "host": serve.host,
         "port": serve.port,
         "dtype": serve.dtype,
@@ -81,6 +82,7 @@ def plan_serve(config: PreftConfig, root: Path) -> ServePlan:
         base=config.model.base,
         root=root,
         adapters=root / (serve.adapters or config.convert.store),
+        chat_template=template,
         url=f"http://{serve.host}:{serve.port}",
         backend=kind,
         max_lora_rank=serve.max_lora_rank,

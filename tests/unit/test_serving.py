@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from preft_cli.config.schema import PreftConfig
 from preft_cli.errors import UserError
+from preft_cli.serving.adapters import choose
 from preft_cli.serving.options import to_arguments
 from preft_cli.serving.plan import plan_serve
 
@@ -64,3 +66,26 @@ def test_options_with_a_key_of_their_own_or_unsafe_ones_are_refused(key: str, me
     with pytest.raises(UserError, match=f"serve.vllm_args.{key}: {message}") as caught:
         plan(vllm_args={key: 1})
     assert caught.value.exit_code == 2
+
+
+def collected(**ranks: int) -> Any:
+    headers = {name: SimpleNamespace(rank=rank, meta={"chat_template_digest": "t1"}) for name, rank in ranks.items()}
+    return SimpleNamespace(adapters={name: Path(f"{name}.preft") for name in ranks}, headers=headers, rejected=[])
+
+
+@pytest.mark.parametrize(
+    ("limit", "chosen", "served"), [(None, 320, "abcd"), (16, 16, "ab"), (20, 32, "ab"), (64, 64, "abc")]
+)
+def test_the_rank_limit_is_the_largest_needed_or_the_one_asked_for(limit: int | None, chosen: int, served: str) -> None:
+    """cases: ranks 4, 12, 64 and 320 in one folder."""
+    found = choose(collected(a=4, b=12, c=64, d=320), limit, "t1")
+    assert found.max_lora_rank == chosen
+    assert "".join(found.adapters) == served
+    for path, reason in found.rejected:
+        assert f"holds up to {chosen} (serve.max_lora_rank)" in reason, path
+
+
+def test_an_adapter_trained_with_another_chat_template_is_left_out() -> None:
+    found = choose(collected(a=8), None, "t2")
+    assert not found.adapters
+    assert "trained with another chat template" in found.rejected[0][1]
