@@ -33,7 +33,7 @@ def test_first_project(tmp_path: Path) -> None:
         r"held-out loss: base [\d.]+, adapter [\d.]+ \(-(1[5-9]|[2-9]\d)\.\d%\)", ended.stderr + ended.stdout
     )
     assert "Ahoy" in ended.stdout
-    assert (tmp_path / "pirate" / "store" / "pirate.preft").is_file()
+    assert (tmp_path / "pirate" / "store" / "my-style.preft").is_file()
 
 
 @pytest.mark.parametrize("command", re.findall(r"^\| `preft (\w+)` \|.*\| `(preft .*)` \|$", README, re.MULTILINE))
