@@ -22,7 +22,8 @@ $(VENV)/.installed: $(LOCK) pyproject.toml Makefile
 	  || $(BIN)/python -m pip install -q --no-deps "$(TORCH)" --index-url https://download.pytorch.org/whl/cpu
 	@echo "vLLM and everything else ..."
 	@$(BIN)/python -m pip install -q --no-deps -r $(LOCK)
-	@PYTHONWARNINGS=ignore $(BIN)/python -m pip install -q --no-deps --no-build-isolation -e . 2>&1 | grep -E "^(ERROR|error)" || true
+	@PYTHONWARNINGS=ignore $(BIN)/python -m pip install -q --no-deps --no-build-isolation -e . 2> $(VENV)/preft.log \
+	  || { cat $(VENV)/preft.log; exit 1; }
 	@$(BIN)/preft --version
 	@touch $@
 

@@ -67,6 +67,25 @@ ENGINE_SYMBOLS = (
         "loads before it evicts",
     ),
     Symbol(
+        "vllm.lora.worker_manager",
+        "WorkerLoRAManager.__init__",
+        "0a0e45f40fda05a9",
+        "replaced: keeps the engine's settings",
+    ),
+    Symbol(
+        "vllm.entrypoints.generate.beam_search.offline",
+        "BeamSearchOfflineMixin.beam_search",
+        "b4b93229fd76b6a8",
+        "guarded",
+    ),
+    Symbol(
+        "vllm.entrypoints.generate.beam_search.online",
+        "BeamSearchOnlineMixin.beam_search",
+        "e2e6d1893a8f2c1d",
+        "guarded",
+    ),
+    Symbol("vllm.v1.engine.async_llm", "AsyncLLM._add_streaming_input_request", "0c7d0fd89495b10c", "guarded"),
+    Symbol(
         "vllm.lora.model_manager", "LoRAModelManager._set_adapter_mapping", "6ae4384167f2dee5", "calls update_metadata"
     ),
     Symbol(

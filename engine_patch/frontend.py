@@ -7,64 +7,114 @@ once, a reason instead of a dead engine for a damaged file, and the nearest name
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 import logging
+import os
+import shutil
+from collections import defaultdict
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
+from engine_patch.base_model import BaseFingerprint
 from engine_patch.errors import PreftError
 from engine_patch.patching import replace
+from engine_patch.proved import is_prefill_only, refuse_unproved
+from engine_patch.ref import AdapterRef, parse_ref
 from engine_patch.requests import lora_request
+from engine_patch.store.file import read_header
 
 logger = logging.getLogger("vllm.preft")
+
+Stamp = tuple[int, int, int]
+"""Modification time (ns), size and inode of a file."""
 
 
 class AdapterDirectory:
     """Names to adapter files, and which content of each the engine has accepted."""
 
-    def __init__(self, paths: dict[str, Path]) -> None:
-        self.paths = paths
-        self._stamps: dict[str, tuple[int, int, int]] = {}
-        self._accepted: set[str] = set()
+    def __init__(self, paths: dict[str, Path], base: BaseFingerprint, copies: Path) -> None:
+        """`copies`: a folder of this server's own, for the files that its engine may read again at any time."""
+        self.paths, self._base, self._copies = paths, base, copies
+        self._admitted: dict[str, Stamp] = {}
+        self._locks: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        copies.mkdir(parents=True, exist_ok=True)
 
-    def current_request(self, name: str, known: Any | None) -> Any:
-        """The `LoRARequest` for what the file holds now; `known` again if the file is untouched.
+    def request(self, name: str) -> Any:
+        """The `LoRARequest` for what the file of `name` holds now.
 
         Raises:
-            PreftError: the file is gone or damaged.
+            PreftError: the file is gone or damaged, or belongs to another base model.
         """
-        path = self.paths[name]
-        try:
-            stat = path.stat()
-        except OSError as error:
-            raise PreftError(f"the file of adapter {name!r} cannot be read: {error.strerror} ({path})") from None
-        stamp = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
-        if known is None or self._stamps.get(name) != stamp:
-            known = lora_request(name, path)
-            self._stamps[name] = stamp
-        return known
+        header = read_header(self.paths[name])
+        if difference := header.base.mismatch(self._base):
+            raise PreftError(f"adapter {name!r} belongs to another base model: {difference}")
+        return lora_request(name, self.paths[name])
 
     async def admit(self, models: Any, name: str) -> None:
-        """Make `models` answer for `name` with the file's present content, which the engine has loaded once.
+        """Make `models` answer for `name` with the file's present content, after the engine has loaded it once.
+
+        Requests for one name wait for each other, so that none after a replacement gets the former content.
 
         Raises:
             PreftError: the adapter cannot be served; the message says why.
         """
-        request = self.current_request(name, models.lora_requests.get(name))
-        if request.lora_path not in self._accepted:
+        async with self._locks[name]:
+            stamp = file_stamp(self.paths[name])
+            if self._admitted.get(name) == stamp:
+                return
+            request = self._with_own_file(self.request(name))
             try:
                 await models.engine_client.add_lora(request)
             except Exception as error:
-                self._stamps.pop(name, None)
                 raise PreftError(f"adapter {name!r} cannot be served: {error}") from error
-            self._accepted.add(request.lora_path)
-        models.lora_requests[name] = request
+            models.lora_requests[name] = request
+            self._admitted[name] = stamp
+
+    def _with_own_file(self, request: Any) -> Any:
+        """The same request for a link to the file: replacing the file in the store leaves the link's content alone.
+
+        The engine reads an adapter again whenever it has dropped it, and must find what the request was admitted for.
+        """
+        ref = parse_ref(request.lora_path)
+        assert ref is not None
+        own = self._copies / f"{ref.digest}{ref.path.suffix}"
+        if not own.exists():
+            aside = own.with_name(f"new-{own.name}")
+            aside.unlink(missing_ok=True)
+            try:
+                os.link(ref.path, aside)
+            except OSError:  # another file system
+                shutil.copyfile(ref.path, aside)
+            if read_header(aside).digest != ref.digest:
+                raise PreftError(f"{ref.path} was replaced at this moment; ask again")
+            aside.replace(own)
+        return type(request)(request.lora_name, request.lora_int_id, AdapterRef(own, ref.method, ref.digest).encode())
 
     def nearest(self, name: str) -> str:
         """A half sentence with the names most like `name`, or nothing."""
         close = difflib.get_close_matches(name, list(self.paths), n=3, cutoff=0.5)
         return f" Did you mean {' or '.join(close)}?" if close else ""
+
+
+def refuse_beam_search(request: Any, adapter: Any) -> None:
+    """Raise PreftError where `request` asks for beam search with a prefill-only adapter (see `proved.guard`)."""
+    if getattr(request, "use_beam_search", False) and is_prefill_only(adapter):
+        raise PreftError("beam search is not possible with a prefill-only adapter: it would act on generated tokens")
+
+
+def file_stamp(path: Path) -> Stamp:
+    """What changes when a file is replaced.
+
+    Raises:
+        PreftError: the file cannot be read.
+    """
+    try:
+        stat = path.stat()
+    except OSError as error:
+        raise PreftError(f"the adapter's file cannot be read: {error.strerror} ({path})") from None
+    return stat.st_mtime_ns, stat.st_size, stat.st_ino
 
 
 def patch(directory: AdapterDirectory) -> None:
@@ -77,11 +127,12 @@ def patch(directory: AdapterDirectory) -> None:
     def make_init(upstream: Any) -> Any:
         async def init_static_loras(self: Any) -> None:
             # The server listens only after this returns: no readiness without the rule in every worker.
+            refuse_unproved(self.engine_client.vllm_config)
             require_live(await self.engine_client.collective_rpc("preft_status"))
             await upstream(self)
             for name in directory.paths:
                 try:
-                    self.lora_requests[name] = directory.current_request(name, None)
+                    self.lora_requests[name] = directory.request(name)
                 except PreftError as error:
                     logger.error("not serving %s: %s", name, error)
 
@@ -92,6 +143,7 @@ def patch(directory: AdapterDirectory) -> None:
             if request.model in directory.paths and not self.models.is_base_model(request.model):
                 try:
                     await directory.admit(self.models, request.model)
+                    refuse_beam_search(request, self.models.lora_requests[request.model])
                 except PreftError as error:
                     return self.create_error_response(str(error), "BadRequestError", HTTPStatus.BAD_REQUEST, "model")
             answer = await upstream(self, request)

@@ -14,6 +14,7 @@ from engine_patch.adapter import Adapter
 from engine_patch.base_model import BaseFingerprint
 from engine_patch.errors import PreftError
 from engine_patch.patching import replace
+from engine_patch.proved import refuse_unproved
 from engine_patch.ref import AdapterRef, parse_ref
 from engine_patch.store.file import read_adapter
 
@@ -29,12 +30,22 @@ def patch() -> None:
             ref = parse_ref(lora_request.lora_path)
             if ref is None:
                 return upstream(self, lora_request)
+            if ref.prefill_only:
+                refuse_unproved(self.preft_vllm_config)
             adapter = read_checked(ref)
             check_fits(adapter, ref, self)
             return to_lora_model(adapter, lora_request.lora_int_id, self.lora_config.lora_dtype)
 
         return _load_adapter
 
+    def make_init(upstream: Any) -> Any:
+        def __init__(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
+            upstream(self, vllm_config, *args, **kwargs)
+            self.preft_vllm_config = vllm_config
+
+        return __init__
+
+    replace(WorkerLoRAManager, "__init__", make_init)
     replace(WorkerLoRAManager, "_load_adapter", make)
 
 

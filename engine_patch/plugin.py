@@ -11,6 +11,8 @@ from importlib.metadata import entry_points
 
 logger = logging.getLogger("vllm.preft")
 
+_registered = False  # only after everything is in place: a half-finished first call must not count
+
 
 def disabled() -> bool:
     """Whether `PREFT_DISABLE=1` asks for the stock engine."""
@@ -35,9 +37,8 @@ def register() -> None:
     Raises:
         PreftError: this vLLM is not one that was tested.
     """
-    from engine_patch import patching
-
-    if patching.ledger:
+    global _registered
+    if _registered:
         return
     if disabled():
         logger.warning("PREFT_DISABLE is set: this is the stock engine, it serves no prefill-only adapters")
@@ -45,11 +46,18 @@ def register() -> None:
     from engine_patch import contract
 
     contract.check(contract.ENGINE_SYMBOLS)
-    from engine_patch import loading, status
+    from engine_patch import loading, proved, status
     from engine_patch.kernels import cpu
     from engine_patch.runners import v1
 
     loading.patch()
+    proved.patch()
     v1.patch()
     cpu.patch()
     status.patch()
+    _registered = True
+
+
+def registered() -> bool:
+    """Whether everything is in place in this process."""
+    return _registered

@@ -12,7 +12,7 @@ from engine_patch.store.file import read_header
 
 _lock = threading.Lock()
 _ids: dict[str, int] = {}
-_counter = itertools.count(1)
+_counter = itertools.count(1_000_000)  # far from the small numbers that people give their own LoRARequests
 
 
 def adapter_id(digest: str) -> int:

@@ -1,24 +1,32 @@
 """vLLM's OpenAI server with a folder of adapters: `python -m engine_patch.server MANIFEST [vLLM's own arguments]`.
 
-The manifest is JSON, `{"adapters": {name: path of a .preft file}}`. Started as a module because `vllm serve` asks for the
-metadata of a distribution named vllm, which the CPU build lacks.
+The manifest is JSON, `{"adapters": {name: path of a .preft file}, "base": fingerprint}`; links to the adapters in use lie in
+a folder beside it. Started as a module because `vllm serve` asks for the metadata of a distribution named vllm, which the CPU
+build lacks.
 """
 
 from __future__ import annotations
 
 import json
+import logging
+import os
+import signal
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any, NoReturn
 
+from engine_patch.base_model import BaseFingerprint
 from engine_patch.errors import PreftError
 from engine_patch.plugin import why_inactive
 
 
-def read_manifest(path: Path) -> dict[str, Path]:
-    """Adapter names to files."""
-    adapters = json.loads(path.read_text(encoding="utf-8"))["adapters"]
-    return {str(name): Path(file) for name, file in adapters.items()}
+def read_manifest(path: Path) -> tuple[dict[str, Path], BaseFingerprint]:
+    """Adapter names to files, and the base model that they must belong to."""
+    manifest = json.loads(path.read_text(encoding="utf-8"))
+    adapters = {str(name): Path(file) for name, file in manifest["adapters"].items()}
+    return adapters, BaseFingerprint.from_dict(manifest["base"])
 
 
 def prepare(manifest: Path) -> None:
@@ -29,13 +37,13 @@ def prepare(manifest: Path) -> None:
     """
     from vllm.plugins import load_general_plugins
 
-    from engine_patch import contract, frontend, patching
+    from engine_patch import contract, frontend, plugin
 
     load_general_plugins()
-    if not patching.ledger:
+    if not plugin.registered():
         raise PreftError("the preft plugin is not active in vLLM; its error is above (preft doctor may tell more)")
     contract.check(contract.SERVER_SYMBOLS)
-    frontend.patch(frontend.AdapterDirectory(read_manifest(manifest)))
+    frontend.patch(frontend.AdapterDirectory(*read_manifest(manifest), copies=manifest.parent / "live"))
 
 
 def parse_arguments(arguments: list[str]) -> Any:
@@ -51,7 +59,7 @@ def parse_arguments(arguments: list[str]) -> Any:
         def error(self, message: str) -> NoReturn:
             raise PreftError(f"vLLM does not take these options (serve.vllm_args): {message}")
 
-    parsed = make_arg_parser(Parser()).parse_args(arguments)
+    parsed = make_arg_parser(Parser(allow_abbrev=False)).parse_args(arguments)
     try:
         validate_parsed_serve_args(parsed)
     except (TypeError, ValueError) as error:
@@ -84,9 +92,23 @@ def run(arguments: Any) -> None:
     from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
     from vllm.logger import configure_logging_from_args
 
+    if os.environ.get("PREFT_END_WITH_STDIN"):
+        threading.Thread(target=end_with_stdin, daemon=True).start()
     cli_env_setup()
     configure_logging_from_args(arguments)
-    uvloop.run(run_server(arguments))
+    try:
+        uvloop.run(run_server(arguments))
+    except Exception as error:
+        logging.getLogger("vllm.preft").debug("the server failed", exc_info=True)
+        sys.exit(f"error: the server could not go on: {error}")
+
+
+def end_with_stdin() -> None:
+    """End the process group when the pipe on standard input closes, that is when `preft serve` is gone."""
+    os.read(0, 1)
+    os.killpg(0, signal.SIGTERM)
+    time.sleep(10)
+    os.killpg(0, signal.SIGKILL)
 
 
 if __name__ == "__main__":

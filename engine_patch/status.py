@@ -9,6 +9,7 @@ from engine_patch import patching
 from engine_patch.errors import PreftError
 
 REQUIRED = (
+    "vllm.platforms.cpu.CpuPlatform.get_punica_wrapper",
     "vllm.v1.worker.gpu_input_batch.InputBatch.make_lora_inputs",
     "vllm.lora.worker_manager.WorkerLoRAManager._load_adapter",
 )
@@ -42,6 +43,8 @@ def require_live(statuses: list[dict[str, Any]]) -> None:
     Raises:
         PreftError: names the worker and what is missing.
     """
+    if not statuses:
+        raise PreftError("no worker answered whether the prefill-only rule is live; the engine is not used")
     for index, status in enumerate(statuses):
         if not status["live"]:
             raise PreftError(

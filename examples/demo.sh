@@ -23,9 +23,9 @@ train() {  # PERSONA STEPS
   preft train --config $config --set adapter.name=$persona --set train.output_dir=../../$out/$persona \
     --set train.file=../personas/$persona/train.jsonl --set eval.file=../personas/$persona/heldout.jsonl --set train.max_steps=$steps
 }
-train pirate 24
-train shouty 14
-train haiku 14
+train pirate 18
+train shouty 12
+train haiku 12
 
 step "convert"
 preft convert $out/pirate/adapter $out/shouty/adapter $out/haiku/adapter --config $config

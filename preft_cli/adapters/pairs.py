@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from engine_patch.adapter import LoraPair
-from preft_cli.adapters.names import explain_foreign, parse, tensor_name
+from preft_cli.adapters.names import LoraName, explain_foreign, parse, tensor_name
 from preft_cli.errors import UserError
 
 Shapes = Mapping[str, tuple[int, int]]
@@ -21,15 +21,21 @@ def to_pairs(
     """Pair up lora_A [rank, in_features] and lora_B [out_features, rank] of each module.
 
     Raises:
-        UserError: tensors of another kind, half a pair, several adapters in one file, another rank than the config
-            says, or values that are not finite. `where` names the file in errors.
+        UserError: tensors of another kind, half a pair, one half twice, several adapters in one file, another rank than
+            the config says, or values that are not finite. `where` names the file in errors.
     """
     halves: dict[str, dict[str, torch.Tensor]] = {}
     adapters = set()
+    names: dict[LoraName, str] = {}
     for name in sorted(tensors):
         parsed = parse(name)
         if parsed is None:
             raise UserError(f"{where}: {explain_foreign(name)}")
+        if (other := names.setdefault(parsed, name)) != name:
+            raise UserError(
+                f"{where}: {other} and {name} are both lora_{parsed.part} of {parsed.module}, and only one of them can "
+                "be meant; save the adapter again"
+            )
         adapters.add(parsed.adapter)
         halves.setdefault(parsed.module, {})[parsed.part] = tensors[name]
     if not halves:

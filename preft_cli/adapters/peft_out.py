@@ -16,6 +16,7 @@ from engine_patch.rule import is_prefill_only
 from preft_cli.adapters.files import atomic_folder
 from preft_cli.adapters.layout import PEFT_CONFIG, PEFT_WEIGHTS, PREFILL_CONFIG, PREFILL_WEIGHTS
 from preft_cli.adapters.pairs import to_tensors
+from preft_cli.adapters.peft_same import holds_nothing_else
 from preft_cli.adapters.targets import rank_and_scaling
 from preft_cli.errors import UserError
 
@@ -27,7 +28,7 @@ def write_peft(folder: Path, adapter: Adapter) -> list[Path]:
     `peft_type: LORAP`: stock loaders find nothing there, where they would else apply it to all tokens in silence.
 
     Raises:
-        UserError: `folder` holds something else, which would be lost.
+        UserError: `folder` holds something else, such as another adapter, which would be lost.
     """
     prefill_only = is_prefill_only(adapter.method)
     names = (PREFILL_CONFIG, PREFILL_WEIGHTS) if prefill_only else (PEFT_CONFIG, PEFT_WEIGHTS)
@@ -37,6 +38,8 @@ def write_peft(folder: Path, adapter: Adapter) -> list[Path]:
             raise UserError(
                 f"{folder} holds other files (such as {foreign[0]}); choose an empty or new folder for --out"
             )
+        if not holds_nothing_else(folder, adapter):
+            raise UserError(f"{folder} holds another adapter, which would be lost; choose another --out or delete it")
     config = {**peft_config(adapter), "peft_type": "LORAP" if prefill_only else "LORA"}
     with atomic_folder(folder) as temporary:
         (temporary / names[0]).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -43,6 +43,8 @@ def command(
             result = train(loaded.config, loaded.root, resume=resume, overwrite=overwrite)
     if dry_run:
         print_json(plan)
+        if plan.problems:
+            raise typer.Exit(2)
     elif as_json:
         print_json(result)
     else:

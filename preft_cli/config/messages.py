@@ -64,10 +64,10 @@ _WORDS: dict[str, _Phrase] = {
     "path_type": lambda _, found: f"expected a path, found {found}",
     "list_type": lambda _, found: f"expected a list such as [a, b], found {found}",
     "dict_type": lambda _, found: f"expected a mapping such as {{key: value}}, found {found}",
-    "greater_than": lambda context, found: f"must be more than {context['gt']:g}, found {found}",
-    "greater_than_equal": lambda context, found: f"must be {context['ge']:g} or more, found {found}",
-    "less_than": lambda context, found: f"must be less than {context['lt']:g}, found {found}",
-    "less_than_equal": lambda context, found: f"must be {context['le']:g} or less, found {found}",
+    "greater_than": lambda context, found: f"must be more than {_bound(context['gt'])}, found {found}",
+    "greater_than_equal": lambda context, found: f"must be {_bound(context['ge'])} or more, found {found}",
+    "less_than": lambda context, found: f"must be less than {_bound(context['lt'])}, found {found}",
+    "less_than_equal": lambda context, found: f"must be {_bound(context['le'])} or less, found {found}",
     "too_short": lambda context, _: f"needs {context['min_length']} or more entries",
     "string_too_short": lambda context, _: f"needs {context['min_length']} or more characters",
     "value_error": lambda context, _: str(context.get("error", "not a valid value")),
@@ -103,6 +103,11 @@ def _default_hint(root: type[BaseModel], path: tuple[str | int, ...], value: Any
     if value is not None or field is None or field.is_required():
         return ""
     return f"; leave the line out for the default, {field.get_default(call_default_factory=True)}"
+
+
+def _bound(number: float) -> str:
+    """With all digits where it is whole: `4294967295`, not `4.29497e+09`."""
+    return f"{number:.0f}" if float(number).is_integer() else f"{number:g}"
 
 
 def _lower(message: str) -> str:

@@ -13,6 +13,8 @@ _NULL = re.compile(r"null|Null|NULL|~|")
 _BOOL = re.compile(r"true|True|TRUE|false|False|FALSE")
 _INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
+# Beyond about 308 digits there is no float of that size, and beyond 4300 Python does not write an integer out.
+_MOST_DIGITS = 300
 
 Scalar = None | bool | int | float | str
 
@@ -35,6 +37,8 @@ def tagged(tag: str, text: str) -> Scalar:
     if kind == "bool" and _BOOL.fullmatch(text):
         return text.lower() == "true"
     if kind == "int" and _INT.fullmatch(text):
+        if len(text) > _MOST_DIGITS:
+            raise ValueError(f"a whole number of {len(text)} digits; no setting takes one so large")
         return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
     if kind == "float" and _FLOAT.fullmatch(text):
         return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))

@@ -16,7 +16,9 @@ Method = Literal["lorap", "lora"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Arm = Literal["base", "lora", "lorap"]
 
-PositiveInt = Annotated[int, Field(gt=0)]
+# No count of steps, tokens or adapters comes near the bound; libraries fail in strange ways beyond it.
+PositiveInt = Annotated[int, Field(gt=0, le=2**31 - 1)]
+Rank = Annotated[int, Field(gt=0, le=512)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -45,7 +47,7 @@ class ProjectConfig(Section):
     """Names the project and fixes its randomness."""
 
     name: str = Field("preft", description="A name for people; shown in results.")
-    seed: int = Field(0, ge=0, description="Seed of data order, initial weights and benchmark requests.")
+    seed: int = Field(0, ge=0, le=2**32 - 1, description="Seed of data order, initial weights and benchmark requests.")
 
 
 class ModelConfig(Section):
@@ -71,7 +73,7 @@ class AdapterConfig(Section):
     method: Method = Field(
         "lorap", description="lorap: LoRA on prompt tokens only. lora: LoRA on all tokens, for comparison."
     )
-    rank: int = Field(16, gt=0, le=512, description="Rank r of the low-rank update.")
+    rank: Rank = Field(16, description="Rank r of the low-rank update.")
     alpha: float = Field(32.0, gt=0, description="The update is scaled by alpha / rank.")
     dropout: float = Field(0.0, ge=0, lt=1, description="Dropout on the adapter's input while training.")
     use_rslora: bool = Field(False, description="Scale by alpha / sqrt(rank) instead (rank-stabilised LoRA).")
@@ -85,7 +87,7 @@ class TrainConfig(Section):
 
     file: Path = Field(Path("train.jsonl"), description="Training conversations, JSONL.")
     output_dir: Path | None = Field(None, description="Default: runs/<adapter.name>.")
-    epochs: float = Field(1.0, gt=0, description="Passes over the data; max_steps wins.")
+    epochs: float = Field(1.0, gt=0, le=1e6, description="Passes over the data; max_steps wins.")
     max_steps: PositiveInt | None = Field(None, description="Optimizer steps; default: from epochs.")
     batch_size: PositiveInt = Field(4, description="Rows a step on each device.")
     gradient_accumulation_steps: PositiveInt = Field(1, description="Steps whose gradients are added up.")
@@ -125,9 +127,7 @@ class ServeConfig(Section):
     )
     gpu_slots: PositiveInt = Field(8, description="Adapters resident on the device at once.")
     host_adapters: PositiveInt = Field(1024, description="Adapters kept in host memory.")
-    max_lora_rank: PositiveInt | None = Field(
-        None, description="Largest rank served; default: the largest in the folder."
-    )
+    max_lora_rank: Rank | None = Field(None, description="Largest rank served; default: the largest in the folder.")
     vllm_args: dict[str, Any] = Field(
         default_factory=dict,
         description="Any other vLLM option, by vLLM's own name: {block-size: 32, enforce-eager: true}.",
@@ -143,7 +143,7 @@ class BenchConfig(Section):
 
     arms: list[Arm] = Field(default_factory=_all_arms, min_length=1)
     num_adapters: PositiveInt = Field(8, description="Distinct adapters that the requests use in turn.")
-    rank: int = Field(8, gt=0, le=512)
+    rank: Rank = 8
     num_requests: PositiveInt = 32
     prompt_len: PositiveInt = Field(64, description="Prompt tokens of each request.")
     output_len: PositiveInt = Field(32, description="Tokens to generate for each request.")

@@ -29,11 +29,12 @@ class BaseModel:
         Raises:
             UserError: when config.json cannot be read as the config of a known architecture.
         """
+        from huggingface_hub.errors import StrictDataclassError
         from transformers import AutoConfig
 
         try:
             return AutoConfig.from_pretrained(self.path)
-        except (ValueError, OSError, KeyError) as error:
+        except (ValueError, OSError, KeyError, TypeError, StrictDataclassError) as error:
             raise UserError(f"model.base: {self.path / 'config.json'} is not a usable model config: {error}") from error
 
     @cached_property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from difflib import get_close_matches
@@ -57,7 +58,23 @@ def _checked_folder(folder: Path) -> Path:
             f"model.base: {folder} has no *.safetensors weights. Pickled weights (.bin) are not loaded; convert them "
             "with Transformers' save_pretrained."
         )
+    _check_config(folder / "config.json")
     return folder
+
+
+def _check_config(path: Path) -> None:
+    """Refuse JSON that is no model config: Transformers would go by the folder's name instead."""
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"model.base: {path} is not a model config: it is not valid JSON ({error}).") from error
+    except OSError as error:
+        raise UserError(f"model.base: cannot read {path}: {error.strerror}.") from error
+    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+        raise UserError(
+            f"model.base: {path} is not a model config: expected a JSON object with a model_type. Fetch or save the "
+            "model again."
+        )
 
 
 def _nearest(name: str) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -16,35 +18,39 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from preft_cli.console import progress, say, warn
 from preft_cli.errors import UserError
 from preft_cli.serving.adapters import Served, choose, template_digest
 from preft_cli.serving.plan import ServePlan
 
+if TYPE_CHECKING:
+    from preft_cli.models import BaseModel
+
 STOP_TIMEOUT_S = 20.0
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def serve(plan: ServePlan) -> int:
     """Serve every adapter of the plan's folder until a signal comes; the exit code of the server.
 
     Raises:
-        UserError: no such folder, no base model, vLLM is missing, or the server did not come up.
+        UserError: no such folder, no base model, vLLM is missing, the port is taken, or the server did not come up.
     """
     if plan.backend == "none":
-        raise UserError("vLLM is not installed: pip install 'preft[cpu]' (or 'preft[gpu]' on a machine with a GPU)")
-    model, served = _prepare(plan)
+        raise UserError("vLLM is not installed: pip install 'preft[cpu]'")
+    for number in SIGNALS:  # a shell's background jobs start with Ctrl-C ignored, a server must not be
+        signal.signal(number, signal.default_int_handler)
+    require_free_port(plan.host, plan.port)
+    base, served = _prepare(plan)
     with tempfile.TemporaryDirectory(prefix="preft-serve-") as folder:
         manifest = Path(folder) / "manifest.json"
-        manifest.write_text(json.dumps({"adapters": {name: str(path) for name, path in served.adapters.items()}}))
-        command = [
-            sys.executable,
-            "-m",
-            "engine_patch.server",
-            str(manifest),
-            *plan.arguments(str(model), served.max_lora_rank),
-        ]
-        return _run(command, {**os.environ, **_defaults(plan.environment)}, plan.url)
+        adapters = {name: str(path) for name, path in served.adapters.items()}
+        manifest.write_text(json.dumps({"adapters": adapters, "base": base.fingerprint.to_dict()}))
+        arguments = plan.arguments(str(base.path), served.max_lora_rank)
+        command = [sys.executable, "-m", "engine_patch.server", str(manifest), *arguments]
+        return _run(command, {**os.environ, **_defaults(plan.environment), "PREFT_END_WITH_STDIN": "1"}, plan.url)
 
 
 def _defaults(environment: dict[str, str]) -> dict[str, str]:
@@ -52,8 +58,23 @@ def _defaults(environment: dict[str, str]) -> dict[str, str]:
     return {key: value for key, value in environment.items() if key not in os.environ}
 
 
-def _prepare(plan: ServePlan) -> tuple[Path, Served]:
-    """The base model's folder and the adapters to serve."""
+def require_free_port(host: str, port: int) -> None:
+    """Find out now, not after a minute of loading, and never take another server's answer for ours.
+
+    Raises:
+        UserError: the address is not this machine's, or something listens there.
+    """
+    try:
+        (family, kind, _, _, address), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        with socket.socket(family, kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        raise UserError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --host or --port") from error
+
+
+def _prepare(plan: ServePlan) -> tuple[BaseModel, Served]:
+    """The base model and the adapters to serve."""
     from preft_cli.convert.collect import collect
     from preft_cli.models import resolve
     from preft_cli.models.cache import cache_dir
@@ -67,12 +88,13 @@ def _prepare(plan: ServePlan) -> tuple[Path, Served]:
         warn(f"not serving {path}: {reason}")
     names = ", ".join(sorted(served.adapters)[:10]) + (", ..." if len(served.adapters) > 10 else "")
     say(f"base model {plan.base}, {len(served.adapters)} adapters from {plan.adapters}: {names or 'none'}")
-    return base.path, served
+    return base, served
 
 
 def _run(command: list[str], environment: dict[str, str], url: str) -> int:
     """Start the server in a process group of its own and wait for its end."""
-    child = subprocess.Popen(command, env=environment, start_new_session=True)
+    # The open pipe on its standard input tells the server that this process is alive.
+    child = subprocess.Popen(command, env=environment, start_new_session=True, stdin=subprocess.PIPE)
     ended = threading.Event()
     with _forward_signals(child) as stopping:
         threading.Thread(target=_announce, args=(url, child, ended), daemon=True).start()
@@ -81,12 +103,12 @@ def _run(command: list[str], environment: dict[str, str], url: str) -> int:
         finally:
             ended.set()
             _kill_group(child)
-        if stopping:
+        if code in (0, -signal.SIGINT, -signal.SIGTERM) and stopping:
             say("server stopped")
             return 0
-        if code:
-            raise UserError(f"the server ended with exit code {code}; its messages are above", 2 if code == 2 else 1)
-        return 0
+        if len(stopping) > 1:
+            raise UserError("the server was killed before it had stopped by itself")
+        raise UserError(f"the server ended with exit code {code}; its messages are above", 2 if code == 2 else 1)
 
 
 @contextmanager
@@ -104,7 +126,7 @@ def _forward_signals(child: subprocess.Popen[bytes]) -> Iterator[list[int]]:
         else:
             _kill_group(child)
 
-    before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, forward) for number in SIGNALS}
     try:
         yield received
     finally:
@@ -124,14 +146,19 @@ def _kill_group(child: subprocess.Popen[bytes]) -> None:
 def _announce(url: str, child: subprocess.Popen[bytes], ended: threading.Event) -> None:
     """Show progress until `/health` answers, then say so."""
     began = time.monotonic()
-    with progress("starting the server", unit="s") as bar:
-        while not ended.is_set() and child.poll() is None:
-            bar.update(round(time.monotonic() - began))
-            if healthy(url):
-                break
-            ended.wait(0.5)
-    if not ended.is_set() and child.poll() is None:
-        say(f"ready: {url}/v1 (Ctrl-C stops it)")
+    try:
+        with progress("starting the server", unit="s") as bar:
+            while not healthy(url):
+                if ended.wait(0.5) or child.poll() is not None:
+                    raise _ServerEndedError
+                bar.update(round(time.monotonic() - began))
+    except _ServerEndedError:
+        return
+    say(f"ready: {url}/v1 (Ctrl-C stops it)")
+
+
+class _ServerEndedError(Exception):
+    """The child ended before it was ready; the progress line must not say done."""
 
 
 def healthy(url: str) -> bool:
@@ -139,5 +166,5 @@ def healthy(url: str) -> bool:
     try:
         with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
             return bool(answer.status == 200)
-    except (urllib.error.URLError, OSError):
+    except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError):
         return False

@@ -28,13 +28,28 @@ OURS = {
     "lora-modules": "serve.adapters",
 }
 
-# vLLM option -> why a server of prefill-only adapters must not have it.
+_UNPROVED = "not proved to keep the prompt rule"
+_ONE_SERVER = "preft serve starts one API server that it watches on its host and port"
+
+# vLLM option -> why a server of prefill-only adapters must not have it. The engine refuses what is unproved once more, by
+# what the options came to mean (engine_patch/proved.py); here the message comes at once.
 REFUSED = {
     "enable-prefix-caching": "cached blocks are not yet told apart by whether the adapter acted on them",
-    "speculative-config": "not proved to keep the prompt rule",
-    "kv-transfer-config": "not proved to keep the prompt rule",
-    "pipeline-parallel-size": "not proved to keep the prompt rule",
+    "speculative-config": _UNPROVED,
+    "spec-method": _UNPROVED,
+    "spec-model": _UNPROVED,
+    "spec-tokens": _UNPROVED,
+    "kv-transfer-config": _UNPROVED,
+    "kv-offloading-size": _UNPROVED,
+    "kv-offloading-backend": _UNPROVED,
+    "pipeline-parallel-size": _UNPROVED,
     "enable-prompt-embeds": "a prompt without token ids has no number of prompt tokens to go by",
+    "config": "options from a second file would not be checked; write them here",
+    "headless": _ONE_SERVER,
+    "api-server-count": _ONE_SERVER,
+    "uds": _ONE_SERVER,
+    "ssl-keyfile": _ONE_SERVER + "; put a proxy in front of it for TLS",
+    "ssl-certfile": _ONE_SERVER + "; put a proxy in front of it for TLS",
 }
 
 
@@ -44,23 +59,33 @@ def option_name(key: str) -> str:
 
 
 def check_options(vllm_args: dict[str, Any]) -> None:
-    """Refuse options that have a key of their own, or that would break the prompt rule.
+    """Refuse options that have a key of their own, would break the prompt rule, or would be lost on the way.
 
     Raises:
         UserError: names every such option and what to do.
     """
+    seen: dict[str, str] = {}
     problems = []
-    for key in vllm_args:
+    for key, value in vllm_args.items():
         name = option_name(key)
-        positive = name.removeprefix("no-")
-        if name in OURS:
-            problems.append(f"serve.vllm_args.{key}: set {OURS[name]} instead")
-        elif name in REFUSED:
-            problems.append(f"serve.vllm_args.{key}: refused, {REFUSED[name]}")
-        elif name.startswith("no-") and positive in OURS:
-            problems.append(f"serve.vllm_args.{key}: set {OURS[positive]} instead")
+        if problem := _problem(name, value) or (name in seen and f"the same option as {seen[name]}"):
+            problems.append(f"serve.vllm_args.{key}: {problem}")
+        seen[name] = key
     if problems:
         raise UserError("\n".join(problems), exit_code=2)
+
+
+def _problem(name: str, value: Any) -> str | None:
+    positive = name.removeprefix("no-")
+    if ours := OURS.get(name) or OURS.get(positive):
+        return f"set {ours} instead"
+    if reason := REFUSED.get(name):
+        return f"refused, {reason}"
+    if "." in name or "+" in name or "=" in name:
+        return "give the option by its plain name, with a mapping as its value"
+    if value is None:
+        return "has no value; write true for a flag"
+    return None
 
 
 def to_arguments(options: dict[str, Any]) -> list[str]:

@@ -22,6 +22,8 @@ class ServePlan(BaseModel):
     """Relative paths start here: the folder of the config file."""
     adapters: Path
     chat_template: Path | None
+    host: str
+    port: int
     url: str
     backend: str
     max_lora_rank: int | None
@@ -83,6 +85,8 @@ def plan_serve(config: PreftConfig, root: Path) -> ServePlan:
         root=root,
         adapters=root / (serve.adapters or config.convert.store),
         chat_template=template,
+        host=serve.host,
+        port=serve.port,
         url=f"http://{serve.host}:{serve.port}",
         backend=kind,
         max_lora_rank=serve.max_lora_rank,

@@ -14,6 +14,8 @@ from preft_cli.errors import UserError
 # What may differ between a run and its continuation without making it another run.
 HARMLESS = {"log_every", "save_every", "gradient_checkpointing", "output_dir"}
 LENGTH = {"epochs", "max_steps"}
+# The sections that decide what is trained; of `project` only the seed does.
+DECISIVE = ("project", "model", "adapter", "train")
 
 
 class RunFolder:
@@ -38,7 +40,7 @@ class RunFolder:
             raise UserError("--resume continues a run and --overwrite deletes it: give one of them", exit_code=2)
         if self.path.exists() and not self.path.is_dir():
             raise UserError(f"train.output_dir: {self.path} is a file; name a folder")
-        if not self._in_use():
+        if not self.in_use():
             return
         if not self.config.is_file() and (resume or overwrite):
             raise UserError(
@@ -53,9 +55,12 @@ class RunFolder:
                 "--overwrite to delete it and start anew, or another adapter.name or train.output_dir."
             )
 
-    def prepare(self, config: PreftConfig, *, overwrite: bool) -> None:
-        """Make the folder (emptied of an earlier run with `overwrite`) and record the config."""
-        if overwrite:
+    def prepare(self, config: PreftConfig, *, resume: bool) -> None:
+        """Make the folder (emptied of what an earlier run left, unless `resume`) and record the config.
+
+        Only after `check`: what is left then without `overwrite` is of a run that never got anywhere.
+        """
+        if not resume:
             for path in (self.metrics, self.plot, self.result):
                 path.unlink(missing_ok=True)
             for folder in (self.adapter, self.checkpoints):
@@ -69,16 +74,36 @@ class RunFolder:
         return max(found, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
 
     def recorded(self) -> dict[str, Any]:
-        """The resolved config of the run that lies here; empty if there is none."""
-        found = yaml.safe_load(self.config.read_text()) if self.config.is_file() else None
-        return found if isinstance(found, dict) else {}
+        """The resolved config of the run that lies here; empty if there is none.
+
+        Raises:
+            UserError: the file is damaged.
+        """
+        if not self.config.is_file():
+            return {}
+        try:
+            found = yaml.safe_load(self.config.read_text(encoding="utf-8"))
+        except (yaml.YAMLError, ValueError):
+            found = None
+        if not isinstance(found, dict) or not all(isinstance(found.get(name), dict) for name in DECISIVE):
+            raise UserError(
+                f"{self.config} is truncated or damaged, so nobody can tell which settings that run had. "
+                "Start anew with --overwrite or another train.output_dir."
+            )
+        return found
 
     def is_finished(self, config: PreftConfig) -> bool:
         """Whether the run of exactly this config has ended."""
         return self.result.is_file() and _decisive(self.recorded(), HARMLESS) == _decisive(_dump(config), HARMLESS)
 
-    def _in_use(self) -> bool:
-        return self.path.is_dir() and any(self.path.iterdir())
+    def in_use(self) -> bool:
+        """Whether something lies here that could be lost; a run that ended before its first step is nothing."""
+        if not self.path.is_dir() or not any(self.path.iterdir()):
+            return False
+        saved = self.result.exists() or self.adapter.exists() or self.last_checkpoint() is not None
+        # Logged steps may be those of a run that goes on at this moment.
+        stepped = self.metrics.is_file() and '"kind": "train"' in self.metrics.read_text(encoding="utf-8")
+        return saved or stepped or not self.config.is_file()
 
     def _check_same_run(self, config: PreftConfig) -> None:
         before, now = (_decisive(settings, HARMLESS | LENGTH) for settings in (self.recorded(), _dump(config)))
@@ -104,7 +129,7 @@ def _dump(config: PreftConfig) -> dict[str, Any]:
 def _decisive(config: dict[str, Any], free: set[str]) -> dict[str, Any]:
     """The settings that decide what is trained, as `section.key`, without those of `train` that are `free`."""
     settings = {"project.seed": config.get("project", {}).get("seed")}
-    for section in ("model", "adapter", "train"):
+    for section in DECISIVE[1:]:
         kept = {key: value for key, value in config.get(section, {}).items() if section != "train" or key not in free}
         settings |= {f"{section}.{key}": value for key, value in kept.items()}
     return settings

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from preft_cli.config.schema import PreftConfig
 from preft_cli.data.read import read_turns
 from preft_cli.errors import UserError
+from preft_cli.training.output import RunFolder
 
 
 class TrainPlan(BaseModel):
@@ -35,7 +36,7 @@ class TrainPlan(BaseModel):
 
 def plan_train(config: PreftConfig, root: Path) -> TrainPlan:
     """The plan for `config`, whose relative paths start at `root`. Reads the data files, writes nothing."""
-    train, problems = config.train, []
+    train, problems = config.train, [problem] if (problem := name_problem(config)) else []
 
     def count(file: Path | None, setting: str) -> int | None:
         try:
@@ -54,13 +55,20 @@ def plan_train(config: PreftConfig, root: Path) -> TrainPlan:
         train_file=root / train.file,
         eval_file=root / config.eval.file if config.eval.file else None,
         output_dir=output,
-        output_dir_in_use=output.is_dir() and any(output.iterdir()),
+        output_dir_in_use=RunFolder(output).in_use(),
         rows=rows,
         held_out_rows=held_out_rows,
         rows_per_step=train.batch_size * train.gradient_accumulation_steps,
         steps=train.max_steps or (_steps(config, rows) if rows else None),
         problems=problems,
     )
+
+
+def name_problem(config: PreftConfig) -> str | None:
+    """Why the adapter may not have its name, if so: no server could tell it from the base model."""
+    if config.adapter.name != config.model.base:
+        return None
+    return f"adapter.name: {config.adapter.name!r} is the base model's own name (model.base); choose another one"
 
 
 def _steps(config: PreftConfig, rows: int) -> int:

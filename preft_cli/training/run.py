@@ -11,6 +11,7 @@ from preft_cli.console import say
 from preft_cli.errors import UserError
 from preft_cli.threads import wait_politely
 from preft_cli.training.output import RunFolder
+from preft_cli.training.plan import name_problem
 from preft_cli.training.result import TrainResult
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ def train(config: PreftConfig, root: Path, *, resume: bool = False, overwrite: b
         UserError: bad data or settings (before any weights are loaded), an output folder that is in use, a loss that is
             not a number, or Ctrl-C (after saving a checkpoint that `resume` continues from).
     """
+    if problem := name_problem(config):
+        raise UserError(problem, exit_code=2)
     # Hugging Face's libraries report usage unless told otherwise, and read this when they are first imported.
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     wait_politely()
@@ -40,7 +43,7 @@ def train(config: PreftConfig, root: Path, *, resume: bool = False, overwrite: b
     from preft_cli.training.session import Session
 
     prepared = prepare(config, root)
-    folder.prepare(config, overwrite=overwrite)
+    folder.prepare(config, resume=resume)
     checkpoint = folder.last_checkpoint() if resume else None
     if resume:
         say(f"resuming from {checkpoint}" if checkpoint else "no checkpoint to resume from: starting at step 0")

@@ -50,7 +50,10 @@ def adapters(smollm2: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str
 
 @pytest.fixture(scope="session")
 def llm(smollm2: Any) -> Iterator[Any]:
-    """SmolLM2 in float32 with the plugin, on the CPU engine."""
+    """SmolLM2 in float32 with the plugin, on the CPU engine; short of tokens a step and of KV blocks.
+
+    Long prompts come in chunks, and requests are preempted and computed again, with chunks that straddle n.
+    """
     from vllm import LLM
 
     engine = LLM(
@@ -61,12 +64,14 @@ def llm(smollm2: Any) -> Iterator[Any]:
         max_cpu_loras=16,
         max_lora_rank=16,
         max_model_len=512,
-        max_num_seqs=32,
+        max_num_seqs=20,
+        max_num_batched_tokens=64,
         block_size=32,
+        num_gpu_blocks_override=24,
         enable_prefix_caching=False,
         kv_cache_memory_bytes=1 << 30,
         enforce_eager=True,
-        disable_log_stats=True,
+        disable_log_stats=False,
     )
     yield engine
     engine.llm_engine.engine_core.shutdown()

@@ -41,11 +41,16 @@ def served_logprobs(answer: Any) -> torch.Tensor:
 def test_every_method_in_one_batch_equals_the_reference(
     llm: Any, adapters: dict[str, tuple[Path, Adapter]], reference: MaskedReference
 ) -> None:
-    """20 prompts, three prefill-only adapters, one on all tokens and the base model, mixed in every step."""
+    """20 prompts, three prefill-only adapters, one on all tokens and the base model, mixed in every step.
+
+    Prompts are cut into chunks and requests preempted on the way (see the engine's fixture).
+    """
     prompts = make_prompts()
     names = [["one", "two", "few", "everywhere", None][i % 5] for i in range(len(prompts))]
     requests = [lora_request(name, adapters[name][0]) if name else None for name in names]
-    for prompt, name, answer in zip(prompts, names, generate(llm, prompts, requests), strict=True):
+    answers = generate(llm, prompts, requests)
+    assert next(metric.value for metric in llm.get_metrics() if metric.name == "vllm:num_preemptions") > 0
+    for prompt, name, answer in zip(prompts, names, answers, strict=True):
         adapter = adapters[name][1] if name else None
         everywhere = len(prompt) + NEW_TOKENS if name == "everywhere" else None
         expected = reference.logprobs(prompt, list(answer.token_ids), adapter, adapted=everywhere)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -13,6 +14,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +41,8 @@ class Server:
     """A running `preft serve` and what it said."""
 
     def __init__(self, folder: Path, log: Path) -> None:
-        self.url = f"http://127.0.0.1:{free_port()}"
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
         self.log = log
         command = [
             sys.executable,
@@ -51,7 +54,10 @@ class Server:
             "--port",
             self.url.rsplit(":", 1)[1],
         ]
-        options = ["--set", "serve.dtype=float32", "--set", "serve.max_model_len=512", "--set", "serve.max_num_seqs=8"]
+        settings = ["dtype=float32", "max_model_len=512", "max_num_seqs=8"]
+        # One adapter at a time, on the device and in host memory: every other request reads its file again.
+        settings += ["gpu_slots=1", "host_adapters=1"]
+        options = [word for setting in settings for word in ("--set", f"serve.{setting}")]
         self.process = subprocess.Popen(
             [*command, *options], stderr=log.open("w"), stdout=subprocess.DEVNULL, cwd=folder.parent
         )
@@ -98,10 +104,12 @@ def server(folder: Path) -> Iterator[Server]:
     server = Server(folder, folder.parent / "log.txt")
     server.wait_ready()
     yield server
-    server.process.send_signal(signal.SIGINT)
+    server.process.send_signal(signal.SIGHUP)  # the terminal was closed; the README's test sends SIGINT
     assert server.process.wait(60) == 0, server.log.read_text()
-    left = subprocess.run(["pgrep", "-f", f"--port {server.url.rsplit(':', 1)[1]}"], capture_output=True, text=True)
-    assert not left.stdout, "processes outlived the server"
+    with pytest.raises(urllib.error.URLError, match="refused"):
+        server.get("/health")
+    left = subprocess.run(["pgrep", "-f", "--", str(server.port)], capture_output=True, text=True)
+    assert (left.returncode, left.stdout) == (1, ""), "processes outlived the server"
 
 
 def test_models_are_listed_before_first_use_and_broken_ones_named(server: Server) -> None:
@@ -143,6 +151,40 @@ def test_a_replaced_file_answers_with_its_new_weights(
     assert (served - reference.logprobs(answer["prompt_token_ids"], choice["token_ids"], new)).abs().max() < 1e-3
 
 
+def test_beam_search_is_refused_since_it_feeds_answers_back_as_prompt(server: Server) -> None:
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        server.chat("one", "hello", max_tokens=4, use_beam_search=True, n=1)
+    assert caught.value.code == 400
+    assert "beam search is not possible with a prefill-only adapter" in caught.value.read().decode()
+    assert server.chat("smollm2-135m", "hello", max_tokens=4, use_beam_search=True, n=1)["choices"]
+
+
+def test_a_file_of_another_base_model_is_refused_also_later(server: Server, folder: Path, smollm2: Any) -> None:
+    kept = (folder / "one.preft").read_bytes()
+    other = dataclasses.replace(smollm2.fingerprint, weights="0" * 16)
+    write_adapter(folder / "one.preft", random_adapter(linear_modules(smollm2), other, seed=5))
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        server.chat("one", "hello")
+    assert caught.value.code == 400
+    assert "belongs to another base model" in caught.value.read().decode()
+    (folder / "one.preft").write_bytes(kept)
+
+
+def test_an_adapter_that_was_dropped_comes_back_with_what_it_was_admitted_with(server: Server, folder: Path) -> None:
+    """Its file is replaced while a request for it waits behind another adapter's, and the engine has to read it again."""
+    with ThreadPoolExecutor() as pool:
+        first = server.chat("one", "What is a cat?", max_tokens=8)["choices"][0]["message"]["content"]
+        long = pool.submit(server.chat, "everywhere", "Tell me a story.", max_tokens=150, ignore_eos=True)
+        time.sleep(1)
+        waiting = pool.submit(server.chat, "one", "What is a cat?", max_tokens=8)
+        time.sleep(0.5)
+        shutil.copy(folder / "everywhere.preft", folder / "swap")
+        (folder / "swap").replace(folder / "one.preft")
+        assert waiting.result()["choices"][0]["message"]["content"] == first
+        assert long.result()["choices"]
+    assert server.get("/health") is None
+
+
 def test_a_file_damaged_later_fails_alone(
     server: Server, folder: Path, adapters: dict[str, tuple[Path, Adapter]]
 ) -> None:
@@ -157,12 +199,30 @@ def test_a_file_damaged_later_fails_alone(
     assert server.chat("one", "hello", max_tokens=2)["choices"]
 
 
+def test_ctrl_c_while_starting_even_where_the_shell_ignored_it(folder: Path) -> None:
+    """Shells start background jobs with SIGINT ignored."""
+    command = f"trap '' INT; exec {sys.executable} -m preft_cli serve --adapters {folder} --port {free_port()}"
+    process = subprocess.Popen(["bash", "-c", command], cwd=folder.parent, stderr=subprocess.PIPE, text=True)
+    time.sleep(2)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode in (0, 130), said  # 0: it came to starting the server, and stopped that
+    assert "Traceback" not in said
+
+
 @pytest.mark.parametrize(
     ("environment", "options", "code", "message"),
     [
         ({"VLLM_PLUGINS": "other"}, [], 1, "not active in vLLM: VLLM_PLUGINS=other leaves preft out"),
         ({"PREFT_DISABLE": "1"}, [], 1, "not active in vLLM: PREFT_DISABLE is set"),
         ({}, ["--set", "serve.vllm_args.max-num-segs=3"], 2, "unrecognized arguments: --max-num-segs"),
+        (
+            {},
+            ["--set", "serve.vllm_args.enable-prefix-cachin=true"],
+            2,
+            "unrecognized arguments: --enable-prefix-cachin",
+        ),
+        ({}, ["--set", "serve.max_model_len=100000000"], 1, "error: the server could not go on"),
     ],
 )
 def test_refuses_to_start(

@@ -191,6 +191,15 @@ def test_two_adapters_in_one_file(facts: BaseFacts, folder: Path) -> None:
         load_peft(folder, facts)
 
 
+def test_one_tensor_under_two_names(facts: BaseFacts, folder: Path) -> None:
+    name = f"{Q1}.lora_A.weight"
+    bare = name.removeprefix("base_model.model.")
+    edit_tensors(folder, lambda t: {**t, bare: t[name] * 2})
+    with pytest.raises(UserError, match="are both lora_A of") as caught:
+        load_peft(folder, facts)
+    assert f"{name} and {bare}" in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("changes", "feature"),
     [
@@ -421,3 +430,32 @@ def test_out_folder_with_other_files_is_left_alone(facts: BaseFacts, folder: Pat
     with pytest.raises(UserError, match=r"holds other files \(such as notes\.txt\)"):
         write_peft(tmp_path / "out", load_peft(folder, facts).adapter)
     assert (tmp_path / "out" / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("method", ["lora", "lorap"])
+def test_out_folder_with_another_adapter_is_left_alone(
+    facts: BaseFacts, folder: Path, tmp_path: Path, method: str
+) -> None:
+    out, adapter = tmp_path / "out", load_peft(folder, facts, method).adapter
+    write_peft(out, adapter)
+    write_peft(out, adapter)  # the same once more loses nothing
+    before = {file.name: file.read_bytes() for file in out.iterdir()}
+    pairs = {m: LoraPair(pair.a, pair.b + (m == Q1.removeprefix("base_model.model.")), pair.scaling)
+             for m, pair in adapter.loras.items()}  # fmt: skip
+    scaled = {m: LoraPair(pair.a, pair.b, pair.scaling * 2) for m, pair in adapter.loras.items()}
+    for loras in (pairs, scaled):
+        with pytest.raises(UserError, match=r"holds another adapter.*choose another --out or delete it"):
+            write_peft(out, Adapter(method, adapter.base, loras, {}))
+    assert {file.name: file.read_bytes() for file in out.iterdir()} == before
+
+
+@pytest.mark.parametrize("damage", ["missing", "truncated"])
+def test_out_folder_with_a_damaged_adapter_is_left_alone(
+    facts: BaseFacts, folder: Path, tmp_path: Path, damage: str
+) -> None:
+    out, adapter = tmp_path / "out", load_peft(folder, facts).adapter
+    write_peft(out, adapter)
+    (out / PEFT_WEIGHTS).unlink() if damage == "missing" else (out / PEFT_WEIGHTS).write_bytes(b"half")
+    with pytest.raises(UserError, match="holds another adapter"):
+        write_peft(out, adapter)
+    assert (out / PEFT_CONFIG).is_file()

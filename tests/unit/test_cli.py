@@ -68,6 +68,7 @@ class Document(BaseModel):
     failures: int = 0
     failed: list[Any] = []
     converted: list[Any] = []
+    problems: list[str] = []
 
 
 def test_version(run: Run) -> None:
@@ -233,11 +234,19 @@ def test_train_and_its_json_keep_stdout_clean(run: Run, fake: Any) -> None:
 
 
 def test_train_dry_run(run: Run, fake: Any) -> None:
-    fake("preft_cli.training.plan", plan_train=lambda config, root: Document(value=config.adapter.name))
+    problems: list[str] = []
+    fake(
+        "preft_cli.training.plan",
+        plan_train=lambda config, root: Document(value=config.adapter.name, problems=problems),
+    )
     Path("preft.yaml").write_text("adapter: {name: a1}\n")
     code, out, _ = run("train", "--dry-run")
     assert code == 0
     assert json.loads(out)["value"] == "a1"
+    problems.append("no data")
+    code, out, _ = run("train", "--dry-run")
+    assert code == 2
+    assert json.loads(out)["problems"] == ["no data"]
 
 
 def test_relative_paths_start_at_the_config_but_on_the_command_line_here(run: Run, fake: Any, tmp_path: Path) -> None:

@@ -131,6 +131,23 @@ def test_prefill_only_to_peft_keeps_away_from_stock_loaders(
         assert torch.equal(back[f"base_model.model.{module}.lora_B.weight"], pair.b)
 
 
+def test_to_peft_never_replaces_another_adapter(
+    config: PreftConfig, facts: BaseFacts, peft: Path, tmp_path: Path
+) -> None:
+    good = tmp_path / "good"
+    good.mkdir()
+    for name in (PEFT_CONFIG, PEFT_WEIGHTS):
+        shutil.copy(peft / name, good)
+    before = (good / PEFT_WEIGHTS).read_bytes()
+    train(tmp_path / "a", facts)
+    convert([tmp_path / "a"], config, tmp_path)
+    result = convert([], config, tmp_path, to="peft", out=good)
+    assert result.converted == []
+    assert "choose another --out or delete it" in result.failed[0].reason
+    assert (good / PEFT_WEIGHTS).read_bytes() == before
+    assert convert([peft], config, tmp_path, to="peft", out=good).failed == [], "the same adapter loses nothing"
+
+
 def test_one_bad_adapter_does_not_stop_the_others(
     config: PreftConfig, facts: BaseFacts, peft: Path, tmp_path: Path
 ) -> None:

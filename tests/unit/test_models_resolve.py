@@ -106,6 +106,22 @@ def test_folders_that_hold_no_model(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
     assert "has no *.safetensors weights" in message(str(tmp_path))
     (tmp_path / "model.safetensors").write_bytes(b"")
+    assert "is not a model config" in message(str(tmp_path))
+
+
+@pytest.mark.parametrize("text", ["{}", "[1]", "3", "{", '{"model_type": 3}'])
+def test_config_json_that_is_no_model_config(tmp_path: Path, text: str) -> None:
+    folder = tmp_path / "my-llama"  # a name by which Transformers would take `{}` for a Llama of the default size
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(b"")
+    (folder / "config.json").write_text(text)
+    assert f"{folder / 'config.json'} is not a model config" in message(str(folder))
+
+
+@pytest.mark.parametrize("text", ['{"model_type": "llama", "hidden_size": "x"}', '{"model_type": "no-such-type"}'])
+def test_model_config_that_transformers_cannot_use(tmp_path: Path, text: str) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    (tmp_path / "config.json").write_text(text)
     with pytest.raises(UserError, match="not a usable model config"):
         _ = resolve(str(tmp_path)).hf_config
 

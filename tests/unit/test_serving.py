@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from preft_cli.config.schema import PreftConfig
 from preft_cli.errors import UserError
 from preft_cli.serving.adapters import choose
+from preft_cli.serving.launch import require_free_port
 from preft_cli.serving.options import to_arguments
 from preft_cli.serving.plan import plan_serve
 
@@ -60,6 +62,11 @@ def test_adapters_default_to_the_store() -> None:
         ("no-enable-lora", "set serve.adapters instead"),
         ("enable-prefix-caching", "refused"),
         ("speculative_config", "refused"),
+        ("speculative-config.method", "give the option by its plain name"),
+        ("spec-method", "refused"),
+        ("kv_offloading_size", "refused"),
+        ("config", "refused"),
+        ("api-server-count", "refused"),
     ],
 )
 def test_options_with_a_key_of_their_own_or_unsafe_ones_are_refused(key: str, message: str) -> None:
@@ -89,3 +96,25 @@ def test_an_adapter_trained_with_another_chat_template_is_left_out() -> None:
     found = choose(collected(a=8), None, "t2")
     assert not found.adapters
     assert "trained with another chat template" in found.rejected[0][1]
+
+
+@pytest.mark.parametrize(
+    ("vllm_args", "message"),
+    [
+        ({"seed": None}, "seed: has no value"),
+        ({"block-size": 32, "block_size": 64}, "block_size: the same option as block-size"),
+    ],
+)
+def test_no_option_is_dropped_in_silence(vllm_args: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        plan(vllm_args=vllm_args)
+
+
+def test_a_port_in_use_and_a_foreign_address_are_refused_at_once() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        with pytest.raises(UserError, match=r"cannot listen on 127\.0\.0\.1:\d+: Address already in use"):
+            require_free_port("127.0.0.1", other.getsockname()[1])
+    with pytest.raises(UserError, match=r"cannot listen on 256\.1\.1\.1:80"):
+        require_free_port("256.1.1.1", 80)

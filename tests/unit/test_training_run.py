@@ -244,6 +244,58 @@ def test_folders_that_are_no_run_are_left_alone(base: Path, root: Path) -> None:
     assert (root / "precious" / "thesis.txt").read_text() == "draft"
 
 
+def test_a_run_that_died_before_its_first_step_is_not_in_the_way(
+    base: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short, folder = config(base, train={"max_steps": 2}), root / "runs" / "tiny"
+
+    def killed(*_: Any, **__: Any) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(session, "load_base", killed)
+        with pytest.raises(MemoryError):
+            train(config(base, adapter={"rank": 8}), root)
+    assert (folder / "preft.resolved.yaml").is_file()
+    (folder / "metrics.jsonl").write_text('{"kind": "eval", "step": 0, "which": "base", "loss": 3.2}\n')
+    assert not plan_train(short, root).output_dir_in_use
+    assert train(short, root).steps == 2
+    assert [row[0] for row in logged(folder)] == [1, 2]
+    assert plan_train(short, root).output_dir_in_use
+
+
+@pytest.mark.parametrize("kept", ["result.json", "adapter", "checkpoints", "metrics.jsonl"])
+def test_whatever_a_run_saved_is_in_use(base: Path, root: Path, kept: str) -> None:
+    """Logged steps alone may be those of a run that goes on at this moment."""
+    short, folder = config(base, train={"max_steps": 1}), RunFolder(root / "runs" / "tiny")
+    train(short, root)
+    for path in (folder.result, folder.adapter, folder.checkpoints, folder.metrics):
+        if path.name != kept:
+            path.rename(root / path.name)
+    with pytest.raises(UserError, match="is not empty"):
+        train(short, root)
+
+
+@pytest.mark.parametrize("damage", ["project: {seed: 0", "", "project:\n  seed: 0\ntrain:\n", "\x00", "- 1"])
+def test_resume_with_a_damaged_record(base: Path, root: Path, damage: str) -> None:
+    short = config(base, train={"max_steps": 1})
+    train(short, root)
+    record = root / "runs" / "tiny" / "preft.resolved.yaml"
+    record.write_text(damage)
+    with pytest.raises(UserError, match=r"preft\.resolved\.yaml is truncated or damaged.*--overwrite"):
+        train(short, root, resume=True)
+    assert train(short, root, overwrite=True).steps == 1
+
+
+def test_the_base_models_own_name_is_refused_first(root: Path) -> None:
+    same = PreftConfig.model_validate({"model": {"base": "nowhere"}, "adapter": {"name": "nowhere"}})
+    with pytest.raises(UserError, match=r"adapter\.name: 'nowhere' is the base model's own name") as caught:
+        train(same, root)
+    assert caught.value.exit_code == 2
+    assert not (root / "runs").exists()
+    assert any("base model's own name" in problem for problem in plan_train(same, root).problems)
+
+
 def test_more_steps_continue_a_finished_run(base: Path, root: Path) -> None:
     train(config(base, train={"max_steps": 2}), root)
     assert train(config(base, train={"max_steps": 4}), root, resume=True).steps == 4
