@@ -7,14 +7,12 @@ from typing import Any, Literal
 
 from preft_cli.config.schema import BenchConfig
 from preft_cli.errors import UserError
+from preft_cli.serving.adapters import LORA_RANKS
 
 BASE = "base"
 """Every benchmark has this arm: a ratio without it says nothing about what adapters cost."""
 
 AdapterFormat = Literal["none", "peft", "preft"]
-
-LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""What vLLM's `max_lora_rank` may be."""
 
 
 @dataclass(frozen=True)
