@@ -214,8 +214,6 @@ def test_ctrl_c_while_starting_even_where_the_shell_ignored_it(folder: Path) -> 
     ("environment", "options", "code", "message"),
     [
         ({"VLLM_PLUGINS": "other"}, [], 1, "not active in vLLM: VLLM_PLUGINS=other leaves preft out"),
-        ({"PREFT_DISABLE": "1"}, [], 1, "not active in vLLM: PREFT_DISABLE is set"),
-        ({}, ["--set", "serve.vllm_args.max-num-segs=3"], 2, "unrecognized arguments: --max-num-segs"),
         (
             {},
             ["--set", "serve.vllm_args.enable-prefix-cachin=true"],

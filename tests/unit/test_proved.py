@@ -9,6 +9,7 @@ import pytest
 
 from engine_patch import patching
 from engine_patch.errors import PreftError
+from engine_patch.plugin import why_inactive
 from engine_patch.proved import guard, refuse_unproved
 from engine_patch.status import REQUIRED, require_live, worker_status
 
@@ -87,3 +88,18 @@ def test_a_worker_is_live_only_with_every_patch_and_the_runner_that_has_the_rule
 def test_no_answer_is_not_live() -> None:
     with pytest.raises(PreftError, match="no worker answered"):
         require_live([])
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "reason"),
+    [
+        ("PREFT_DISABLE", "1", "PREFT_DISABLE is set"),
+        ("VLLM_PLUGINS", "other", "VLLM_PLUGINS=other leaves preft out"),
+        ("VLLM_PLUGINS", "other,preft", None),
+    ],
+)
+def test_a_plugin_that_would_not_be_loaded_is_known_beforehand(
+    variable: str, value: str, reason: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, value)
+    assert why_inactive() == reason
