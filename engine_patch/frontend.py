@@ -22,7 +22,7 @@ from engine_patch.errors import PreftError
 from engine_patch.patching import replace
 from engine_patch.proved import is_prefill_only, refuse_unproved
 from engine_patch.ref import AdapterRef, parse_ref
-from engine_patch.requests import lora_request
+from engine_patch.requests import request_for
 from engine_patch.store.file import read_header
 
 logger = logging.getLogger("vllm.preft")
@@ -50,7 +50,7 @@ class AdapterDirectory:
         header = read_header(self.paths[name])
         if difference := header.base.mismatch(self._base):
             raise PreftError(f"adapter {name!r} belongs to another base model: {difference}")
-        return lora_request(name, self.paths[name])
+        return request_for(name, self.paths[name], header)
 
     async def admit(self, models: Any, name: str) -> None:
         """Make `models` answer for `name` with the file's present content, after the engine has loaded it once.

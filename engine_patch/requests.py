@@ -9,6 +9,7 @@ from typing import Any
 
 from engine_patch.ref import AdapterRef
 from engine_patch.store.file import read_header
+from engine_patch.store.format import Header
 
 _lock = threading.Lock()
 _ids: dict[str, int] = {}
@@ -29,8 +30,12 @@ def lora_request(name: str, path: Path) -> Any:
     Raises:
         PreftError: if the file is not a readable adapter.
     """
+    return request_for(name, path, read_header(path))
+
+
+def request_for(name: str, path: Path, header: Header) -> Any:
+    """The same where the file's `header` has been read already."""
     from vllm.lora.request import LoRARequest
 
-    header = read_header(path)
     ref = AdapterRef(path.resolve(), header.method, header.digest)
     return LoRARequest(name, adapter_id(header.digest), ref.encode())
