@@ -69,7 +69,8 @@ def _base(name: str, root: Path) -> BaseFacts:
 
 def _reason(error: Exception, item: PlannedItem) -> str:
     if isinstance(error, OSError) and error.strerror:
-        return f"cannot write {item.path}: {error.strerror}; nothing was changed there"
+        at = f" ({error.filename})" if error.filename else ""  # it may be the source that could not be read
+        return f"cannot convert to {item.path}: {error.strerror}{at}; nothing was changed there"
     return str(error)
 
 
