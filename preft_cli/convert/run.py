@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from engine_patch.errors import PreftError
 from preft_cli.config.schema import PreftConfig
@@ -13,6 +13,8 @@ from preft_cli.convert.results import ConvertedItem, ConvertPlan, ConvertResult,
 from preft_cli.errors import UserError
 
 if TYPE_CHECKING:
+    from engine_patch.adapter import Adapter
+    from engine_patch.store import Header
     from preft_cli.adapters.base import BaseFacts, Loaded
 
 __all__ = ["ConvertPlan", "ConvertResult", "convert", "plan_convert"]
@@ -96,14 +98,11 @@ def _write_store(item: PlannedItem, loaded: Loaded) -> ConvertedItem:
     notes = list(loaded.warnings)
     if before not in (None, header.digest):
         notes.append(f"replaced {path}, which held another adapter (content digest {str(before)[:12]})")
-    return ConvertedItem(
-        name=item.name,
-        method=header.method,
-        rank=header.rank,
-        source=item.source,
-        path=item.path,
-        bytes=path.stat().st_size,
-        digest=header.digest,
+    return _done(
+        item,
+        header,
+        header.digest,
+        path.stat().st_size,
         replaced=before if before != header.digest else None,
         notes=notes,
     )
@@ -121,15 +120,20 @@ def _write_peft(item: PlannedItem, loaded: Loaded) -> ConvertedItem:
             f"are named {' and '.join(f.name for f in files)}, which they do not read. --method lora writes a stock "
             "PEFT folder and changes what the adapter computes"
         )
+    return _done(item, adapter, adapter.digest(), sum(file.stat().st_size for file in files), notes=notes)
+
+
+def _done(item: PlannedItem, made: Adapter | Header, digest: str, size: int, **more: Any) -> ConvertedItem:
+    """The line of the result for `item`; `size` in bytes."""
     return ConvertedItem(
         name=item.name,
-        method=adapter.method,
-        rank=adapter.rank,
+        method=made.method,
+        rank=made.rank,
         source=item.source,
         path=item.path,
-        bytes=sum(file.stat().st_size for file in files),
-        digest=adapter.digest(),
-        notes=notes,
+        bytes=size,
+        digest=digest,
+        **more,
     )
 
 
@@ -145,12 +149,4 @@ def _check(item: PlannedItem, base: BaseFacts) -> ConvertedItem:
         source = read_source(Path(item.source), item.kind, base, adapter.method).adapter
         if source.digest() != adapter.digest():
             raise UserError(f"{path} holds other weights than {item.source}; convert it again")
-    return ConvertedItem(
-        name=item.name,
-        method=adapter.method,
-        rank=adapter.rank,
-        source=item.source,
-        path=item.path,
-        bytes=path.stat().st_size,
-        digest=adapter.digest(),
-    )
+    return _done(item, adapter, adapter.digest(), path.stat().st_size)
