@@ -31,24 +31,6 @@ class Symbol:
 
 ENGINE_SYMBOLS = (
     Symbol(
-        "vllm.v1.worker.gpu_input_batch",
-        "InputBatch.make_lora_inputs",
-        "bd9f00169c9791d7",
-        "replaced: token map by position",
-    ),
-    Symbol(
-        "vllm.v1.worker.gpu_input_batch",
-        "InputBatch.add_request",
-        "33b3f53b9b1925ff",
-        "where ids and prompt lengths are set",
-    ),
-    Symbol(
-        "vllm.v1.worker.lora_model_runner_mixin",
-        "LoRAModelRunnerMixin.set_active_loras",
-        "b706b820550c0679",
-        "calls the map",
-    ),
-    Symbol(
         "vllm.v1.worker.lora_model_runner_mixin",
         "LoRAModelRunnerMixin._set_active_loras",
         "9fc864a554db5746",
@@ -95,7 +77,6 @@ ENGINE_SYMBOLS = (
         "names of fused layers",
     ),
     Symbol("vllm.lora.lora_weights", "LoRALayerWeights", "54a6aabffa340178", "what the loader builds"),
-    Symbol("vllm.lora.punica_wrapper.punica_cpu", "PunicaWrapperCPU", "acc9bc9cf24eb2db", "base of the CPU kernels"),
     Symbol("vllm.lora.punica_wrapper.punica_base", "PunicaWrapperBase", "1f0a6ab456095efc", "base of the CPU kernels"),
     Symbol(
         "vllm.lora.layers.base_linear",
@@ -104,9 +85,102 @@ ENGINE_SYMBOLS = (
         "calls the kernels",
     ),
     Symbol(
+        "vllm.v1.core.sched.scheduler",
+        "Scheduler.schedule",
+        "da4f2cf2fc39c39e",
+        "wrapped: slots are counted by prompt tokens left",
+    ),
+    Symbol(
+        "vllm.v1.core.sched.scheduler",
+        "Scheduler._preempt_request",
+        "4113f5de8a84ec25",
+        "sends a request back to the waiting, with no computed tokens",
+    ),
+    Symbol(
+        "vllm.v1.core.sched.scheduler",
+        "Scheduler._update_after_schedule",
+        "2b527eb8070d3cce",
+        "advances num_computed_tokens",
+    ),
+    Symbol("vllm.v1.core.sched.request_queue", "FCFSRequestQueue", "be91de693200f285", "order of the waiting requests"),
+    Symbol(
+        "vllm.v1.core.sched.request_queue", "PriorityRequestQueue", "00ef516ae076fc93", "order of the waiting requests"
+    ),
+    Symbol("vllm.v1.request", "Request.__init__", "977b00604992f493", "fixes num_prompt_tokens"),
+    Symbol("vllm.v1.core.kv_cache_utils", "_gen_lora_extra_hash_keys", "4f67791285cae1c3", "replaced: keys by content"),
+    Symbol(
+        "vllm.v1.core.kv_cache_utils", "generate_block_hash_extra_keys", "fabb6e4b928af21a", "wrapped: keys by phase"
+    ),
+    Symbol("vllm.v1.core.kv_cache_utils", "get_request_block_hasher", "68c195e3879cc4c2", "asks for the keys"),
+    Symbol("vllm.v1.core.kv_cache_utils", "to_event_extra_keys", "8f0f85385019c0f6", "publishes the keys"),
+    Symbol(
+        "vllm.lora.worker_manager",
+        "LRUCacheWorkerLoRAManager._apply_adapters",
+        "f06c2357bb318eda",
+        "takes the step's adapters",
+    ),
+    Symbol(
+        "vllm.lora.model_manager",
+        "LoRAModelManager.set_adapter_mapping",
+        "fc14134c10e98bb3",
+        "asks anew when slots have moved",
+    ),
+    Symbol("vllm.lora.request", "LoRARequest", "7ee5c23f85b6a4f3", "equal by name; carries method and digest"),
+)
+
+V1_SYMBOLS = (
+    Symbol(
+        "vllm.v1.worker.gpu_input_batch",
+        "InputBatch.make_lora_inputs",
+        "bd9f00169c9791d7",
+        "replaced: token map by position",
+    ),
+    Symbol(
+        "vllm.v1.worker.gpu_input_batch",
+        "InputBatch.add_request",
+        "33b3f53b9b1925ff",
+        "where ids and prompt lengths are set",
+    ),
+    Symbol(
+        "vllm.v1.worker.lora_model_runner_mixin",
+        "LoRAModelRunnerMixin.set_active_loras",
+        "b706b820550c0679",
+        "calls the map",
+    ),
+    Symbol("vllm.lora.punica_wrapper.punica_cpu", "PunicaWrapperCPU", "acc9bc9cf24eb2db", "base of the CPU kernels"),
+    Symbol(
         "vllm.platforms.cpu", "CpuPlatform.get_punica_wrapper", "61c5754d5d8319c7", "replaced: chooses the CPU kernels"
     ),
 )
+"""Checked on a CPU, where the V1 runner runs."""
+
+V2_SYMBOLS = (
+    Symbol(
+        "vllm.v1.worker.gpu.lora_utils",
+        "LoraState",
+        "fdf0a8f3413ca407",
+        "replaced: token map and active adapters by position",
+    ),
+    Symbol(
+        "vllm.v1.worker.gpu.lora_utils",
+        "get_num_active_loras_for_dispatch",
+        "63053e0fedb3e828",
+        "chooses the CUDA graph by get_activate_loras",
+    ),
+    Symbol("vllm.v1.worker.gpu.states", "RequestState", "c4d4eb436ca06a4c", "prompt_len is n"),
+    Symbol(
+        "vllm.v1.worker.gpu.model_runner", "GPUModelRunner.__init__", "e3e18e4be196c2ef", "wrapped: makes both states"
+    ),
+    Symbol("vllm.v1.worker.gpu.model_runner", "GPUModelRunner.add_requests", "8321187d017efc99", "fills both states"),
+    Symbol(
+        "vllm.v1.worker.gpu.model_runner",
+        "GPUModelRunner.update_requests",
+        "7a208ede606f6fc1",
+        "sets the computed positions",
+    ),
+    Symbol("vllm.v1.worker.gpu.model_runner", "GPUModelRunner.execute_model", "e1535583ba759cb3", "asks for the map"),
+)
+"""Checked elsewhere: on a GPU the V2 runner is vLLM's default."""
 
 SERVER_SYMBOLS = (
     Symbol(
@@ -125,6 +199,8 @@ SERVER_SYMBOLS = (
         "model name to request",
     ),
 )
+
+ALL_SYMBOLS = ENGINE_SYMBOLS + V1_SYMBOLS + V2_SYMBOLS + SERVER_SYMBOLS
 
 
 def installed_version() -> tuple[str, str] | None:
@@ -173,5 +249,5 @@ def check(symbols: tuple[Symbol, ...]) -> None:
 
 
 if __name__ == "__main__":
-    for symbol in ENGINE_SYMBOLS + SERVER_SYMBOLS:
+    for symbol in ALL_SYMBOLS:
         print(f"{symbol.module} {symbol.name} {source_digest(symbol.module, symbol.name)}")

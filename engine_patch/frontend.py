@@ -20,8 +20,8 @@ from typing import Any
 from engine_patch.base_model import BaseFingerprint
 from engine_patch.errors import PreftError
 from engine_patch.patching import replace
-from engine_patch.proved import is_prefill_only, refuse_unproved
-from engine_patch.ref import AdapterRef, parse_ref
+from engine_patch.proved import refuse_unproved
+from engine_patch.ref import AdapterRef, is_prefill_only, parse_ref
 from engine_patch.requests import request_for
 from engine_patch.store.file import read_header
 
@@ -122,13 +122,13 @@ def patch(directory: AdapterDirectory) -> None:
     from vllm.entrypoints.openai.models.serving import OpenAIServingModels
     from vllm.entrypoints.serve.engine.serving import BaseServing
 
-    from engine_patch.status import require_live
+    from engine_patch.status import ask, require_live
 
     def make_init(upstream: Any) -> Any:
         async def init_static_loras(self: Any) -> None:
             # The server listens only after this returns: no readiness without the rule in every worker.
             refuse_unproved(self.engine_client.vllm_config)
-            require_live(await self.engine_client.collective_rpc("preft_status"))
+            require_live(await ask(self.engine_client))
             await upstream(self)
             for name in directory.paths:
                 try:

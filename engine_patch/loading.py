@@ -22,12 +22,13 @@ logger = logging.getLogger("vllm.preft")
 
 
 def patch() -> None:
-    """Teach the workers to load what an `AdapterRef` names."""
-    from vllm.lora.worker_manager import WorkerLoRAManager
+    """Teach the workers to load what an `AdapterRef` names, and to take no id for another content than it stands for."""
+    from vllm.lora.worker_manager import LRUCacheWorkerLoRAManager, WorkerLoRAManager
 
-    def make(upstream: Any) -> Any:
+    def make_load(upstream: Any) -> Any:
         def _load_adapter(self: Any, lora_request: Any) -> Any:
             ref = parse_ref(lora_request.lora_path)
+            self.preft_contents[lora_request.lora_int_id] = content(ref)
             if ref is None:
                 return upstream(self, lora_request)
             if ref.prefill_only:
@@ -38,15 +39,44 @@ def patch() -> None:
 
         return _load_adapter
 
+    def make_add(upstream: Any) -> Any:
+        def add_adapter(self: Any, lora_request: Any) -> Any:
+            if self._adapter_manager.get_adapter(lora_request.lora_int_id) is not None:
+                require_same_content(self.preft_contents, lora_request)
+            return upstream(self, lora_request)
+
+        return add_adapter
+
     def make_init(upstream: Any) -> Any:
         def __init__(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
             upstream(self, vllm_config, *args, **kwargs)
             self.preft_vllm_config = vllm_config
+            self.preft_contents = {}
 
         return __init__
 
     replace(WorkerLoRAManager, "__init__", make_init)
-    replace(WorkerLoRAManager, "_load_adapter", make)
+    replace(WorkerLoRAManager, "_load_adapter", make_load)
+    replace(LRUCacheWorkerLoRAManager, "add_adapter", make_add)
+
+
+def content(ref: AdapterRef | None) -> tuple[str, str] | None:
+    """What an adapter is, wherever its file lies; None for a stock adapter."""
+    return (ref.method, ref.digest) if ref else None
+
+
+def require_same_content(loaded: dict[int, tuple[str, str] | None], lora_request: Any) -> None:
+    """Upstream takes an adapter id that is loaded for the adapter that is asked for. Here two contents never share one.
+
+    Raises:
+        PreftError: the id of `lora_request` stands for another content.
+    """
+    id_, wanted = lora_request.lora_int_id, content(parse_ref(lora_request.lora_path))
+    if loaded.get(id_, wanted) != wanted:
+        raise PreftError(
+            f"adapter id {id_} stands for another adapter's weights, so {lora_request.lora_name!r} is not served with it;"
+            " make requests with engine_patch.requests.lora_request, in one process"
+        )
 
 
 def read_checked(ref: AdapterRef) -> Adapter:

@@ -43,17 +43,28 @@ def register() -> None:
     if disabled():
         logger.warning("PREFT_DISABLE is set: this is the stock engine, it serves no prefill-only adapters")
         return
+    from vllm.platforms import current_platform
+
     from engine_patch import contract
 
-    contract.check(contract.ENGINE_SYMBOLS)
-    from engine_patch import loading, proved, status
-    from engine_patch.kernels import cpu
-    from engine_patch.runners import v1
+    on_cpu = current_platform.is_cpu()
+    contract.check(contract.ENGINE_SYMBOLS + (contract.V1_SYMBOLS if on_cpu else contract.V2_SYMBOLS))
+    from engine_patch import loading, prefix_cache, proved, scheduler, status
 
     loading.patch()
     proved.patch()
-    v1.patch()
-    cpu.patch()
+    prefix_cache.patch()
+    scheduler.patch()
+    if on_cpu:
+        from engine_patch.kernels import cpu
+        from engine_patch.runners import v1
+
+        v1.patch()
+        cpu.patch()
+    else:
+        from engine_patch.runners import v2
+
+        v2.patch()
     status.patch()
     _registered = True
 

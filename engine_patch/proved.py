@@ -7,40 +7,61 @@ when a server starts), ways to ask that feed generated tokens back as a prompt w
 from __future__ import annotations
 
 import inspect
+import os
 from typing import Any
 
 from engine_patch.errors import PreftError
 from engine_patch.patching import replace
-from engine_patch.ref import parse_ref
+from engine_patch.ref import is_prefill_only
 
 
 def unproved(vllm_config: Any) -> list[str]:
-    """The engine's settings under which a prefill-only adapter might act on other tokens than the prompt's."""
-    parallel = vllm_config.parallel_config
+    """The engine's settings under which nothing proves yet that a prefill-only adapter acts on the prompt alone.
+
+    The README lists them, and the settings that are proved, each with its test.
+    """
+    parallel, model, lora = vllm_config.parallel_config, vllm_config.model_config, vllm_config.lora_config
     found = {
-        "prefix caching (set enable_prefix_caching=False): cached blocks are not told apart by whether the adapter acted"
-        " on them": vllm_config.cache_config.enable_prefix_caching,
         "speculative decoding": vllm_config.speculative_config is not None,
-        "a KV connector or KV offloading": vllm_config.kv_transfer_config is not None,
+        "a KV connector or KV offloading": (
+            vllm_config.kv_transfer_config is not None or vllm_config.cache_config.kv_offloading_size is not None
+        ),
+        "an encoder cache connector": vllm_config.ec_transfer_config is not None,
         "pipeline parallelism": parallel.pipeline_parallel_size > 1,
-        "prompt embeddings": vllm_config.model_config.enable_prompt_embeds,
-        "Model Runner V2, vLLM's default on a GPU (preft serves with vLLM's CPU build for now)": (
-            vllm_config.use_v2_model_runner
+        "tensor parallelism": parallel.tensor_parallel_size > 1,
+        "data parallelism": parallel.data_parallel_size > 1,
+        "context parallelism": parallel.prefill_context_parallel_size * parallel.decode_context_parallel_size > 1,
+        "dual-batch overlap": parallel.enable_dbo,
+        "several API servers (each would number the adapters by itself)": parallel._api_process_count > 1,
+        "prompt embeddings": model.enable_prompt_embeds,
+        "a quantised base model": model.quantization is not None,
+        "a multimodal model": model.is_multimodal_model,
+        "an encoder-decoder or pooling model": model.is_encoder_decoder or model.runner_type != "generate",
+        "multi-head latent attention (MLA)": model.use_mla,
+        "mixture of experts": model.is_moe,
+        "state space (Mamba) or attention-free layers": model.is_hybrid or model.is_attention_free,
+        "sleep mode": model.enable_sleep_mode,
+        "kv_sharing_fast_prefill": vllm_config.cache_config.kv_sharing_fast_prefill,
+        "a scheduler class of its own": vllm_config.scheduler_config.scheduler_cls is not None,
+        "fully_sharded_loras": lora.fully_sharded_loras,
+        "specialize_active_lora": lora.specialize_active_lora,
+        "VLLM_LORA_ENABLE_DUAL_STREAM": _asks_for_dual_stream(),
+        "Model Runner V1 on a GPU (leave VLLM_USE_V2_MODEL_RUNNER unset)": (
+            not vllm_config.use_v2_model_runner and vllm_config.device_config.device_type != "cpu"
         ),
     }
     return [name for name, present in found.items() if present]
+
+
+def _asks_for_dual_stream() -> bool:
+    """Whether the environment asks for LoRA on a second CUDA stream."""
+    return os.environ.get("VLLM_LORA_ENABLE_DUAL_STREAM", "0") not in ("", "0")
 
 
 def refuse_unproved(vllm_config: Any) -> None:
     """Raise PreftError if the engine's settings are not proved to keep the prompt rule; names all of them."""
     if reasons := unproved(vllm_config):
         raise PreftError(f"prefill-only adapters are not served with {'; nor with '.join(reasons)}")
-
-
-def is_prefill_only(lora_request: Any) -> bool:
-    """Whether a `LoRARequest` (or None) names a prefill-only adapter."""
-    ref = lora_request and parse_ref(lora_request.lora_path)
-    return bool(ref and ref.prefill_only)
 
 
 def guard(owner: type, method: str, what: str) -> None:

@@ -9,9 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
+from engine_patch import rule
 from engine_patch.errors import PreftError
-from engine_patch.rule import METHODS, is_prefill_only
+from engine_patch.rule import METHODS
 
 _MARK = "#preft="
 
@@ -27,7 +29,7 @@ class AdapterRef:
     @property
     def prefill_only(self) -> bool:
         """Whether only prompt positions are adapted."""
-        return is_prefill_only(self.method)
+        return rule.is_prefill_only(self.method)
 
     def encode(self) -> str:
         """The text for `LoRARequest.lora_path`."""
@@ -48,3 +50,9 @@ def parse_ref(lora_path: str) -> AdapterRef | None:
     if method not in METHODS or not digest:
         raise PreftError(f"{lora_path!r} does not name an adapter: expected PATH{_MARK}METHOD:DIGEST")
     return AdapterRef(Path(path), method, digest)
+
+
+def is_prefill_only(lora_request: Any) -> bool:
+    """Whether a `LoRARequest` (or None) names a prefill-only adapter."""
+    ref = parse_ref(lora_request.lora_path) if lora_request else None
+    return ref is not None and ref.prefill_only

@@ -29,12 +29,17 @@ class MaskedReference:
         self, prompt: list[int], generated: list[int], adapter: Adapter | None, adapted: int | None = None
     ) -> torch.Tensor:
         """Log-probability of each generated token, `[len(generated)]`; `adapted` overrides n (for wrong answers on purpose)."""
-        ids = torch.tensor([prompt + generated])
-        mask = torch.zeros(ids.shape[1], 1)
-        mask[: len(prompt) if adapted is None else adapted] = 1
+        last = len(generated)
+        return self.sequence_logprobs(prompt + generated, adapter, len(prompt) if adapted is None else adapted, last)
+
+    @torch.no_grad()
+    def sequence_logprobs(self, ids: list[int], adapter: Adapter | None, adapted: int, last: int) -> torch.Tensor:
+        """Log-probability of each of the `last` tokens of `ids`, `[last]`, with positions below `adapted` adapted."""
+        mask = torch.zeros(len(ids), 1)
+        mask[:adapted] = 1
         with self._adapted(adapter, mask):
-            logits = self.model(ids, logits_to_keep=len(generated) + 1).logits[0, :-1]
-        return logits.log_softmax(-1).gather(1, torch.tensor(generated)[:, None])[:, 0]
+            logits = self.model(torch.tensor([ids]), logits_to_keep=last + 1).logits[0, :-1]
+        return logits.log_softmax(-1).gather(1, torch.tensor(ids[len(ids) - last :])[:, None])[:, 0]
 
     @contextmanager
     def _adapted(self, adapter: Adapter | None, mask: torch.Tensor) -> Iterator[None]:

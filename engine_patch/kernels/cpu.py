@@ -41,6 +41,7 @@ class SegmentPunicaWrapper(PunicaWrapperCPU):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.segments: list[Segment] = []
+        self.adapts_logits = False
 
     def update_metadata(
         self, mapping: Any, lora_index_to_id: list[int | None], max_loras: int, vocab_size: int, **kwargs: Any
@@ -49,6 +50,7 @@ class SegmentPunicaWrapper(PunicaWrapperCPU):  # type: ignore[misc]
         self._update_base_metadata(mapping, lora_index_to_id, max_loras, vocab_size)
         slot_of = {id_: slot for slot, id_ in enumerate(lora_index_to_id) if id_ is not None}
         self.segments = find_segments(mapping.index_mapping, slot_of)
+        self.adapts_logits = any(mapping.prompt_mapping)
 
     def add_lora_linear(
         self,
@@ -78,6 +80,20 @@ class SegmentPunicaWrapper(PunicaWrapperCPU):  # type: ignore[misc]
                 shrunk = x[rows] @ a[segment.slot, 0].T
                 y[rows, left : left + width] += scale * (shrunk @ b[segment.slot, 0].T)
                 left += width
+
+    def add_lora_logits(self, y: torch.Tensor, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor | None:
+        """The LM head: nothing to add unless a stock adapter samples in this step; ours are refused there.
+
+        Upstream multiplies in any case, by one row for each sampled token, and fails on the rows of prompt logprobs.
+
+        Args:
+            y: logits, `[num_rows, vocab]`.
+            x: hidden states, `[num_rows, hidden]`.
+        """
+        if not self.adapts_logits:
+            return y
+        logits: torch.Tensor | None = super().add_lora_logits(y, x, *args, **kwargs)
+        return logits
 
 
 def patch() -> None:

@@ -142,16 +142,16 @@ def lora_request(index: int, path: Path) -> Any:
 
 
 def patch_status(llm: Any) -> list[dict[str, Any]]:
-    """Status of the plugin in every worker.
+    """Status of the plugin in the engine core and in every worker.
 
     Raises:
         PreftError: if one of them runs without it: its numbers would be the stock engine's.
     """
-    from engine_patch.status import require_live
+    from engine_patch.status import ask_offline, require_live
 
-    statuses: list[dict[str, Any]] = llm.collective_rpc("preft_status")
+    statuses = ask_offline(llm)
     require_live(statuses)
-    return statuses
+    return [status.model_dump() for status in statuses]
 
 
 def engine_settings(llm: Any) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def test_only_the_preft_arm_is_patched(result: BenchResult) -> None:
     assert {name: [status["live"] for status in arm.patch] for name, arm in result.arms.items()} == {
         "base": [],
         "lora": [],
-        "lorap": [True],
+        "lorap": [True, True],  # engine core and worker
     }
     assert {name: arm.engine["lora"] is not None for name, arm in result.arms.items()} == {
         "base": False,

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_patch.rule import is_prefill_only, num_adapted
-from engine_patch.runners.v1 import adapted_counts, token_adapters
+from engine_patch.runners.token_map import adapted_counts, token_adapters
 
 sizes = st.integers(min_value=0, max_value=50)
 

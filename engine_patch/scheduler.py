@@ -1,0 +1,106 @@
+"""Adapter slots: a request counts against them only while it has prompt tokens to compute.
+
+Upstream: every running request's adapter occupies one of `max_loras`, so no more adapters than slots can decode at once, and a
+waiting request whose adapter holds no slot is passed by later ones without end. Needed: a decoding request of a prefill-only
+adapter holds none, and counts again when it comes back after a preemption; and a wait of bounded length. Still fits while
+`Scheduler.schedule` counts `lora_request.lora_int_id > 0` of the running requests, and takes the waiting ones from
+`self.waiting` only, in its order (see `contract.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from engine_patch.patching import replace
+from engine_patch.ref import is_prefill_only
+
+MAX_STEPS_PASSED = 8
+"""Steps in which later requests may go past one that waits for a slot; then they wait behind it, and the slots run dry."""
+
+
+def patch() -> None:
+    """Wrap `Scheduler.schedule`."""
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    def make(upstream: Any) -> Any:
+        def schedule(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self.lora_config:
+                return upstream(self, *args, **kwargs)
+            with resting_without_slots(self.running), bounded_wait(self):
+                return upstream(self, *args, **kwargs)
+
+        return schedule
+
+    replace(Scheduler, "schedule", make)
+
+
+def rests(request: Any) -> bool:
+    """Whether `request` needs its adapter no more: it is prefill-only, and every prompt position is computed."""
+    return request.num_computed_tokens >= request.num_prompt_tokens and is_prefill_only(request.lora_request)
+
+
+@contextmanager
+def resting_without_slots(running: list[Any]) -> Iterator[None]:
+    """While the body runs, resting requests carry a copy of their adapter with id 0, which upstream does not count.
+
+    Name and path stay, since the keys of their next KV blocks are made of them.
+    """
+    resting = [(request, request.lora_request) for request in running if rests(request)]
+    for request, lora_request in resting:
+        request.lora_request = _uncounted(request)
+    try:
+        yield
+    finally:
+        for request, lora_request in resting:
+            request.lora_request = lora_request
+
+
+def _uncounted(request: Any) -> Any:
+    """The copy with id 0, made once a request: this runs for every request in every step."""
+    if getattr(request, "preft_uncounted", None) is None:
+        original = request.lora_request
+        copy = type(original)(original.lora_name, original.lora_int_id, original.lora_path)
+        copy.lora_int_id = 0  # the constructor refuses it
+        request.preft_uncounted = copy
+    return request.preft_uncounted
+
+
+@contextmanager
+def bounded_wait(scheduler: Any) -> Iterator[None]:
+    """Hide the requests behind one that was passed too often.
+
+    While they are hidden, requests that hold slots end or finish their prompts and none takes their place, so a slot comes free.
+    """
+    starved = first_without_slot(scheduler)
+    if starved is None:
+        yield
+        return
+    waiting = scheduler.waiting
+    behind: list[Any] = []
+    if getattr(starved, "preft_steps_passed", 0) >= MAX_STEPS_PASSED:
+        order = list(waiting)
+        behind = order[order.index(starved) + 1 :]
+        waiting.remove_requests(behind)
+    num_running = len(scheduler.running)
+    try:
+        yield
+    finally:
+        for request in behind:
+            waiting.add_request(request)
+    if len(scheduler.running) > num_running:
+        starved.preft_steps_passed = getattr(starved, "preft_steps_passed", 0) + 1
+
+
+def first_without_slot(scheduler: Any) -> Any:
+    """The first waiting request that upstream will skip because all slots are taken by others; None if there is none."""
+    taken = {adapter_of(request) for request in scheduler.running} - {0}
+    if len(taken) < scheduler.lora_config.max_loras:
+        return None
+    return next((request for request in scheduler.waiting if adapter_of(request) not in taken | {0}), None)
+
+
+def adapter_of(request: Any) -> int:
+    """The id under which `request` counts against the slots; 0 for none."""
+    return request.lora_request.lora_int_id if request.lora_request else 0

@@ -1,0 +1,1 @@
+"""Random schedules on the real CPU engine, held against the masked reference: `python -m tests.schedules --help`."""
