@@ -183,6 +183,8 @@ V2_SYMBOLS = (
 """Checked elsewhere: on a GPU the V2 runner is vLLM's default."""
 
 SERVER_SYMBOLS = (
+    Symbol("vllm.entrypoints.launchers.app", "attach_endpoint_plugins", "4e56a955b73a2177", "wrapped: adds /preft/status"),
+    Symbol("vllm.entrypoints.launchers.app", "build_app", "6438b7e524cb0b4f", "calls it with the app"),
     Symbol(
         "vllm.entrypoints.openai.models.serving", "OpenAIServingModels", "5f4447c2e03b67f3", "model list of the server"
     ),

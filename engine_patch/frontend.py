@@ -37,7 +37,7 @@ class AdapterDirectory:
     def __init__(self, paths: dict[str, Path], base: BaseFingerprint, copies: Path) -> None:
         """`copies`: a folder of this server's own, for the files that its engine may read again at any time."""
         self.paths, self._base, self._copies = paths, base, copies
-        self._admitted: dict[str, Stamp] = {}
+        self.admitted: dict[str, Stamp] = {}
         self._locks: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         copies.mkdir(parents=True, exist_ok=True)
 
@@ -62,7 +62,7 @@ class AdapterDirectory:
         """
         async with self._locks[name]:
             stamp = file_stamp(self.paths[name])
-            if self._admitted.get(name) == stamp:
+            if self.admitted.get(name) == stamp:
                 return
             request = self._with_own_file(self.request(name))
             try:
@@ -70,7 +70,7 @@ class AdapterDirectory:
             except Exception as error:
                 raise PreftError(f"adapter {name!r} cannot be served: {error}") from error
             models.lora_requests[name] = request
-            self._admitted[name] = stamp
+            self.admitted[name] = stamp
 
     def _with_own_file(self, request: Any) -> Any:
         """The same request for a link to the file: replacing the file in the store leaves the link's content alone.

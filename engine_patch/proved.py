@@ -28,7 +28,6 @@ def unproved(vllm_config: Any) -> list[str]:
         ),
         "an encoder cache connector": vllm_config.ec_transfer_config is not None,
         "pipeline parallelism": parallel.pipeline_parallel_size > 1,
-        "tensor parallelism": parallel.tensor_parallel_size > 1,
         "data parallelism": parallel.data_parallel_size > 1,
         "context parallelism": parallel.prefill_context_parallel_size * parallel.decode_context_parallel_size > 1,
         "dual-batch overlap": parallel.enable_dbo,

@@ -48,7 +48,7 @@ def resting_without_slots(running: list[Any]) -> Iterator[None]:
     Name and path stay, since the keys of their next KV blocks are made of them.
     """
     resting = [(request, request.lora_request) for request in running if rests(request)]
-    for request, lora_request in resting:
+    for request, _ in resting:
         request.lora_request = _uncounted(request)
     try:
         yield
@@ -69,9 +69,10 @@ def _uncounted(request: Any) -> Any:
 
 @contextmanager
 def bounded_wait(scheduler: Any) -> Iterator[None]:
-    """Hide the requests behind one that was passed too often.
+    """Hide the requests that need slots and stand behind one that was passed too often.
 
     While they are hidden, requests that hold slots end or finish their prompts and none takes their place, so a slot comes free.
+    Base requests go on as ever.
     """
     starved = first_without_slot(scheduler)
     if starved is None:
@@ -81,7 +82,7 @@ def bounded_wait(scheduler: Any) -> Iterator[None]:
     behind: list[Any] = []
     if getattr(starved, "preft_steps_passed", 0) >= MAX_STEPS_PASSED:
         order = list(waiting)
-        behind = order[order.index(starved) + 1 :]
+        behind = [request for request in order[order.index(starved) + 1 :] if adapter_of(request)]
         waiting.remove_requests(behind)
     num_running = len(scheduler.running)
     try:

@@ -37,13 +37,15 @@ def prepare(manifest: Path) -> None:
     """
     from vllm.plugins import load_general_plugins
 
-    from engine_patch import contract, frontend, plugin
+    from engine_patch import contract, frontend, plugin, status_route
 
     load_general_plugins()
     if not plugin.registered():
         raise PreftError("the preft plugin is not active in vLLM; its error is above (preft doctor may tell more)")
     contract.check(contract.SERVER_SYMBOLS)
-    frontend.patch(frontend.AdapterDirectory(*read_manifest(manifest), copies=manifest.parent / "live"))
+    directory = frontend.AdapterDirectory(*read_manifest(manifest), copies=manifest.parent / "live")
+    frontend.patch(directory)
+    status_route.patch(directory)
 
 
 def parse_arguments(arguments: list[str]) -> Any:

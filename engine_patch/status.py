@@ -98,7 +98,9 @@ def ask_offline(llm: Any) -> list[ProcessStatus]:
     """
     client = llm.llm_engine.engine_core
     try:
-        core = client.engine_core.preft_status() if hasattr(client, "engine_core") else client.call_utility("preft_status")
+        core = (
+            client.engine_core.preft_status() if hasattr(client, "engine_core") else client.call_utility("preft_status")
+        )
         workers = llm.collective_rpc("preft_status")
     except Exception as error:
         raise PreftError(f"the engine does not answer whether the prefill-only rule is live: {error}") from error

@@ -21,8 +21,8 @@ from engine_patch.base_model import BaseFingerprint
 class MaskedReference:
     """One base model, any adapter, token by token."""
 
-    def __init__(self, model_dir: Path) -> None:
-        self.model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
+    def __init__(self, model_dir: Path, device: str = "cpu") -> None:
+        self.model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).to(device).eval()
 
     @torch.no_grad()
     def logprobs(
@@ -35,16 +35,18 @@ class MaskedReference:
     @torch.no_grad()
     def sequence_logprobs(self, ids: list[int], adapter: Adapter | None, adapted: int, last: int) -> torch.Tensor:
         """Log-probability of each of the `last` tokens of `ids`, `[last]`, with positions below `adapted` adapted."""
-        mask = torch.zeros(len(ids), 1)
+        device = self.model.device
+        mask = torch.zeros(len(ids), 1, device=device)
         mask[:adapted] = 1
         with self._adapted(adapter, mask):
-            logits = self.model(torch.tensor([ids]), logits_to_keep=last + 1).logits[0, :-1]
-        return logits.log_softmax(-1).gather(1, torch.tensor(ids[len(ids) - last :])[:, None])[:, 0]
+            logits = self.model(torch.tensor([ids], device=device), logits_to_keep=last + 1).logits[0, :-1]
+        kept = torch.tensor(ids[len(ids) - last :], device=device)
+        return logits.log_softmax(-1).gather(1, kept[:, None])[:, 0].cpu()
 
     @contextmanager
     def _adapted(self, adapter: Adapter | None, mask: torch.Tensor) -> Iterator[None]:
         def hook(pair: LoraPair) -> Any:
-            a, b = pair.a.float(), pair.b.float()
+            a, b = pair.a.float().to(mask.device), pair.b.float().to(mask.device)
             return lambda module, args, output: output + mask * (args[0] @ a.T @ b.T) * pair.scaling
 
         handles = [

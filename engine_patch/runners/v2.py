@@ -9,14 +9,13 @@ first position of the step, and both runner methods that need adapters ask `Lora
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 from engine_patch.patching import replace
 from engine_patch.ref import is_prefill_only, parse_ref
-from engine_patch.runners.token_map import Ints, adapted_counts, token_adapters
+from engine_patch.runners.token_map import Bools, Ints, adapted_counts, token_adapters
 
 
 def patch() -> None:
@@ -92,7 +91,7 @@ def get_activate_loras(self: Any, req_ids: list[str]) -> list[Any]:
     return _requests(self, req_ids, (self.lora_ids[rows] != 0) & (adapted > 0))
 
 
-def _requests(self: Any, req_ids: list[str], acts: Iterable[Any]) -> list[Any]:
+def _requests(self: Any, req_ids: list[str], acts: Bools) -> list[Any]:
     """The `LoRARequest` of each distinct adapter id among the requests where `acts`, `[num_requests]`."""
     requests = (self.lora_requests[req_ids[row]] for row in np.flatnonzero(acts).tolist())
     return list({request.lora_int_id: request for request in requests}.values())

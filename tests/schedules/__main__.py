@@ -9,17 +9,19 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 
 import torch
 
 from preft_cli.threads import wait_politely
-from tests.schedules.check import Tally, check
-from tests.schedules.draw import SETTINGS, draw
+from tests.schedules.check import HALF, Tally, check, check_spread
+from tests.schedules.draw import SETTINGS, EngineSetting, draw
 from tests.schedules.drive import Driver, engine
 from tests.schedules.models import Material, material
 from tests.schedules.mutations import MUTATIONS
@@ -32,8 +34,13 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the first schedule; the others count up from it")
     parser.add_argument("--model", default="tiny", help="tiny, or a model.base")
     parser.add_argument("--asks", type=int, default=8, help="most requests of a schedule")
-    parser.add_argument("--engine", type=int, action="append", help="only these of the settings in draw.py")
+    parser.add_argument(
+        "--engine", type=int, action="append", help="only this one of the settings in draw.py; repeatable"
+    )
+    parser.add_argument("--dtype", choices=["float32", *HALF], default="float32")
+    parser.add_argument("--tensor-parallel", type=int, default=1)
     parser.add_argument("--mutation", choices=sorted(MUTATIONS), help="plant this fault")
+    parser.add_argument("--out", type=Path, help="write the JSON here too")
     arguments = parser.parse_args()
     wait_politely()
     if arguments.mutation:
@@ -44,26 +51,61 @@ def main() -> None:
         run(arguments, material(arguments.model, Path(folder)), tally, seen)
     for miss in tally.misses[:20]:
         print(miss, file=sys.stderr)
-    report = dataclasses.asdict(tally) | dataclasses.asdict(seen) | {"seconds": round(time.monotonic() - began, 1)}
-    print(json.dumps({**vars(arguments), **report, "misses": len(tally.misses)}))
+    report = {
+        **tally.summary(),
+        **dataclasses.asdict(seen),
+        **versions(),
+        "seconds": round(time.monotonic() - began, 1),
+    }
+    text = json.dumps({**vars(arguments), "out": None, **report})
+    print(text)
+    if arguments.out:
+        arguments.out.write_text(text + "\n")
     sys.exit(1 if tally.misses else 0)
 
 
 def run(arguments: argparse.Namespace, used: Material, tally: Tally, seen: Seen) -> None:
     """All schedules, each engine's in turn; stops at the first that misses."""
-    engines = arguments.engine or range(len(SETTINGS))
-    for turn, index in enumerate(engines):
-        seeds = range(arguments.seed + turn, arguments.seed + arguments.schedules, len(engines))
-        with engine(used.path, SETTINGS[index]) as llm:
+    exact = arguments.dtype == "float32"
+    chosen = list(settings(arguments))
+    for turn, (index, setting) in enumerate(chosen):
+        seeds = range(arguments.seed + turn, arguments.seed + arguments.schedules, len(chosen))
+        with engine(used.path, setting) as llm:
             driver = Driver(llm, used.files)
             with seen.watch(llm):
                 for seed in seeds:
                     torch.manual_seed(seed)  # of the sampler
                     answers = driver.run(draw(seed, used.vocab, len(used.files), arguments.asks))
-                    check(answers, used, tally, f"engine {index}, schedule {seed}")
+                    check(answers, used, tally, f"engine {index}, schedule {seed}", exact)
                     if tally.misses:
                         return
-        print(f"engine {index}: {tally.schedules} schedules, worst {tally.worst:.2g}", file=sys.stderr, flush=True)
+        print(f"engine {index}: {tally.schedules} schedules", file=sys.stderr, flush=True)
+    if not exact:
+        check_spread(tally, arguments.dtype)
+
+
+def settings(arguments: argparse.Namespace) -> Iterator[tuple[int, EngineSetting]]:
+    """The engines to start, with their numbers."""
+    for index in arguments.engine or range(len(SETTINGS)):
+        yield (
+            index,
+            dataclasses.replace(SETTINGS[index], dtype=arguments.dtype, tensor_parallel=arguments.tensor_parallel),
+        )
+
+
+def versions() -> dict[str, Any]:
+    """Of what computed, and on what."""
+    import importlib.metadata
+
+    import vllm
+
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    return {
+        "vllm": vllm.__version__,
+        "torch": torch.__version__,
+        "preft": importlib.metadata.version("preft"),
+        "device": device,
+    }
 
 
 if __name__ == "__main__":

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
@@ -10,12 +12,17 @@ from tests.schedules.drive import Answer
 from tests.schedules.models import Material
 
 TOLERANCE = 1e-3
-"""On every log-probability, float32 on both sides; planted faults differ by far more."""
+"""On every log-probability where the engine computes in float32, as the reference does; planted faults differ by far more."""
+HALF = {"bfloat16": (0.1, 1.0), "float16": (0.0125, 0.125)}
+"""The same in 8 and 11 bits, where rounding alone can move one by a unit: on the mean and on 99% of them."""
+
+LEANING = 0.1
+"""Bound on how far half precision may lean from the right mask (0) to a wrong one (1)."""
 
 
 @dataclass
 class Tally:
-    """What a run has seen."""
+    """What a run has seen, and how far the engine was from the reference."""
 
     schedules: int = 0
     requests: int = 0
@@ -24,34 +31,109 @@ class Tally:
     prompt_logprobs: int = 0
     aborted: int = 0
     second_turns: int = 0
-    worst: float = 0.0
+    gaps: list[float] = field(default_factory=list)
+    """Of every log-probability, absolute."""
+    leanings: list[Leaning] = field(default_factory=list)
+    """Of every answer with a prefill-only adapter, in half precision."""
+    judged_alone: int = 0
+    """Answers that a fault would move far more than rounding does."""
     misses: list[str] = field(default_factory=list)
 
+    def summary(self) -> dict[str, float]:
+        """Counts, and the spread of the gaps."""
+        spread = {
+            "worst": max(self.gaps, default=0.0),
+            "mean": statistics.fmean(self.gaps or [0.0]),
+            "p99": p99(self.gaps),
+        }
+        if self.leanings:
+            spread["leaning_to_a_mask_off_by_one"] = leaning(self.leanings)
+            spread["worst_answer"] = max(one.rms for one in self.leanings)
+        counts = {name: len(value) if isinstance(value, list) else value for name, value in vars(self).items()}
+        return {"logprobs": counts.pop("gaps"), **counts, **spread}
 
-def check(answers: list[Answer], material: Material, tally: Tally, where: str) -> None:
-    """Add the answers of one schedule to `tally`, with a miss for each that differs from the reference."""
+
+def p99(values: list[float]) -> float:
+    """The 99th percentile."""
+    return sorted(values)[int(0.99 * len(values))] if values else 0.0
+
+
+def check(answers: list[Answer], material: Material, tally: Tally, where: str, exact: bool) -> None:
+    """Add the answers of one schedule to `tally`; where `exact`, with a miss for each that differs from the reference."""
     tally.schedules += 1
     tally.requests += len({id(answer.ask) for answer in answers})
     for answer in answers:
-        gap = difference(answer, material)
         tally.samples += 1
         tally.tokens += len(answer.tokens)
         tally.prompt_logprobs += len(answer.prompt_logprobs or ())
         tally.aborted += answer.ask.abort_after is not None and len(answer.tokens) < answer.ask.max_tokens
         tally.second_turns += answer.ask.second_turn_of is not None
-        tally.worst = max(tally.worst, gap)
-        if not gap < TOLERANCE:  # a NaN is a miss
+        gaps = differences(answer, material)
+        tally.gaps += gaps
+        if not exact and acts_on_prompt_only(answer, material) and answer.tokens:
+            tally.leanings.append(lean(answer, material))
+        if exact and not all(gap < TOLERANCE for gap in gaps):  # a NaN is a miss
             who = f"content {answer.content} as {answer.ask.name}" if answer.ask.name else "base"
-            tally.misses.append(f"{where}: {who}, {len(answer.prompt)} prompt tokens: off by {gap:.3g}")
+            tally.misses.append(f"{where}: {who}, {len(answer.prompt)} prompt tokens: off by {max(gaps):.3g}")
 
 
-def difference(answer: Answer, material: Material) -> float:
-    """The largest difference of any log-probability that the engine gave, of sampled tokens and, if asked for, of the prompt's."""
+def check_spread(tally: Tally, dtype: str) -> None:
+    """For an engine in half precision: a miss if the gaps are more than rounding, or lean to those that a fault would make."""
+    mean, (most, most_p99) = statistics.fmean(tally.gaps), HALF[dtype]
+    if not (mean < most and p99(tally.gaps) < most_p99):
+        tally.misses.append(f"mean {mean:.3g}, p99 {p99(tally.gaps):.3g}: more than rounding")
+    if not abs(leaning(tally.leanings)) < LEANING:
+        tally.misses.append(f"leans by {leaning(tally.leanings):.3g} to a mask that is off by one")
+    loud = [
+        one for one in tally.leanings if one.fault_rms > 4 * statistics.median(other.rms for other in tally.leanings)
+    ]
+    tally.misses += [
+        f"an answer leans by {one.to_fault:.3g} to a mask that is off by one" for one in loud if one.to_fault > 0.5
+    ]
+    tally.judged_alone = len(loud)
+
+
+class Leaning(NamedTuple):
+    """One answer's log-probabilities seen as `right + to_fault * (faulty - right) + rounding`."""
+
+    to_fault: float
+    """0: as the reference; 1: as a reference whose mask ends one token too early."""
+    fault_rms: float
+    """How much that fault would move them."""
+    rms: float
+    """How much they differ from the reference."""
+
+
+def lean(answer: Answer, material: Material) -> Leaning:
+    """By least squares over the sampled tokens."""
+    served = torch.tensor(answer.logprobs)
+    right, faulty = (expected(answer, material, len(served), shift) for shift in (0, -1))
+    gap, fault = served - right, faulty - right
+    return Leaning(
+        float(gap @ fault / (fault @ fault)), float(fault.square().mean().sqrt()), float(gap.square().mean().sqrt())
+    )
+
+
+def leaning(leanings: list[Leaning]) -> float:
+    """Of all answers together: each counts by how much the fault would move it."""
+    weights = [one.fault_rms**2 for one in leanings]
+    return sum(one.to_fault * weight for one, weight in zip(leanings, weights, strict=True)) / sum(weights)
+
+
+def differences(answer: Answer, material: Material) -> list[float]:
+    """Of every log-probability that the engine gave, of sampled tokens and, if asked for, before them of the prompt's."""
     served = torch.tensor([*(answer.prompt_logprobs or ()), *answer.logprobs])
-    if not len(served):
-        return 0.0
+    return (served - expected(answer, material, len(served))).abs().tolist() if len(served) else []
+
+
+def acts_on_prompt_only(answer: Answer, material: Material) -> bool:
+    """Whether the request's adapter is prefill-only."""
+    return answer.content is not None and material.adapters[answer.content].method == "lorap"
+
+
+def expected(answer: Answer, material: Material, last: int, shift: int = 0) -> torch.Tensor:
+    """The reference's log-probabilities of the `last` tokens; `shift` moves the end of its mask, as a fault would."""
     ids = answer.prompt + answer.tokens
     adapter = material.adapters[answer.content] if answer.content is not None else None
-    adapted = len(ids) if adapter and adapter.method == "lora" else len(answer.prompt)
-    expected = material.reference.sequence_logprobs(ids, adapter, adapted, last=len(served))
-    return float((served - expected).abs().max())
+    adapted = len(answer.prompt) if acts_on_prompt_only(answer, material) else len(ids)
+    return material.reference.sequence_logprobs(ids, adapter, adapted + shift, last)

@@ -23,6 +23,8 @@ class EngineSetting:
     """adapters in host memory"""
     max_num_seqs: int = 16
     policy: str = "fcfs"
+    dtype: str = "float32"
+    tensor_parallel: int = 1
 
 
 SETTINGS = (
@@ -69,7 +71,7 @@ def draw(seed: int, vocab: int, num_contents: int, max_asks: int) -> Schedule:
     documents = [_document(rng.randrange(4), vocab) for _ in range(2)]
     names = rng.sample(NAMES, rng.randint(1, len(NAMES)))
     schedule = Schedule()
-    for index in range(rng.randint(2, max_asks)):
+    for _ in range(rng.randint(2, max_asks)):
         prompt = rng.choice(documents)[: _length(rng)]
         if rng.random() < 0.2:  # another ending
             prompt = [*prompt[:-1], rng.randrange(vocab)]

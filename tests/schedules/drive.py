@@ -28,12 +28,13 @@ class Answer:
 @contextmanager
 def engine(model: Path, setting: EngineSetting) -> Iterator[Any]:
     """The `LLM`, with its engine core in this process, so that mutations reach it and nothing runs beside it."""
+    import torch
     from vllm import LLM
     from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
     llm = LLM(
         str(model),
-        dtype="float32",
+        dtype=setting.dtype,
         enable_lora=True,
         max_loras=setting.slots,
         max_cpu_loras=setting.host,
@@ -46,7 +47,8 @@ def engine(model: Path, setting: EngineSetting) -> Iterator[Any]:
         enable_prefix_caching=setting.prefix_caching,
         scheduling_policy=setting.policy,
         kv_cache_memory_bytes=1 << 28,
-        enforce_eager=True,
+        tensor_parallel_size=setting.tensor_parallel,
+        enforce_eager=not torch.cuda.is_available(),
         disable_log_stats=False,
         skip_tokenizer_init=True,
     )
@@ -86,7 +88,10 @@ class Driver:
                 prompt = [*before.prompt, *before.tokens, *ask.prompt] if before else ask.prompt
                 prompt = prompt[: MAX_MODEL_LEN - ask.max_tokens]
                 asked[index] = prompt, self._add(index, ask, prompt, running, step)
-            for out in self._engine.step():
+            # An engine core in another process answers only if there is something to do.
+            for out in self._engine.step() if running else ():
+                if out.request_id not in running:  # aborted, with an answer on its way
+                    continue
                 index, _ = running[out.request_id]
                 for sample in out.outputs:
                     answers[index, sample.index] = self._answer(schedule.asks[index], *asked[index], out, sample)
@@ -102,7 +107,9 @@ class Driver:
             step += 1
         return list(answers.values())
 
-    def _add(self, index: int, ask: Ask, prompt: list[int], running: dict[str, tuple[int, int]], step: int) -> int | None:
+    def _add(
+        self, index: int, ask: Ask, prompt: list[int], running: dict[str, tuple[int, int]], step: int
+    ) -> int | None:
         """Hand the request to the engine; the content that its adapter's name stands for now."""
         from vllm import SamplingParams
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from engine_patch.adapter import Adapter
 from engine_patch.store.file import write_adapter
 from preft_cli.models import BaseModel, resolve
@@ -37,13 +39,12 @@ def material(model: str, folder: Path) -> Material:
     files = [folder / f"{index}.preft" for index in range(len(adapters))]
     for file, adapter in zip(files, adapters, strict=True):
         write_adapter(file, adapter)
-    reference = MaskedReference(base.path)
+    reference = MaskedReference(base.path, "cuda" if torch.cuda.is_available() else "cpu")
     return Material(base.path, reference.model.config.vocab_size, reference, adapters, files)
 
 
 def _tiny(folder: Path) -> BaseModel:
     """Head size 32, the least that the CPU's attention takes."""
-    import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)

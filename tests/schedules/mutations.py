@@ -34,8 +34,10 @@ def _phase_by_step() -> None:
 
 def _name_keyed() -> None:
     """Blocks are keyed by the adapter's name alone."""
-    prefix_cache.make_content_keys = lambda upstream: lambda request: (  # type: ignore[attr-defined]
-        [("lora", request.lora_request.lora_name)] if request.lora_request else []
+    prefix_cache.make_content_keys = lambda upstream: (
+        lambda request: (  # type: ignore[attr-defined]
+            [("lora", request.lora_request.lora_name)] if request.lora_request else []
+        )
     )
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from engine_patch.runners import v1
+from engine_patch.runners import v1, v2
 
 METRICS = {
     "preemptions": "vllm:num_preemptions",
@@ -27,11 +27,14 @@ class Seen:
     """One position of the prompt, in a step of its own."""
     mixed_steps: int = 0
     """Steps with adapted and with unadapted tokens."""
+    engines: list[dict[str, Any]] = field(default_factory=list)
+    """What ran: runner, attention, scheduling, graphs."""
 
     @contextmanager
     def watch(self, llm: Any) -> Iterator[None]:
         """Count what `llm` does while the body runs."""
-        counted = v1.adapted_counts
+        runner = v2 if llm.llm_engine.vllm_config.use_v2_model_runner else v1
+        counted = runner.adapted_counts
 
         def count(prefill_only: Any, num_prompt: Any, num_computed: Any, num_scheduled: Any) -> Any:
             adapted = counted(prefill_only, num_prompt, num_computed, num_scheduled)
@@ -41,11 +44,33 @@ class Seen:
             self.mixed_steps += bool(0 < adapted.sum() < num_scheduled.sum())
             return adapted
 
-        v1.adapted_counts = count  # type: ignore[attr-defined]
+        runner.adapted_counts = count
+        self.engines.append(describe(llm))
         try:
             yield
         finally:
-            v1.adapted_counts = counted  # type: ignore[attr-defined]
+            runner.adapted_counts = counted
             metrics = {metric.name: metric for metric in llm.get_metrics()}
             for field, name in METRICS.items():
                 setattr(self, field, getattr(self, field) + metrics[name].value)
+
+
+def describe(llm: Any) -> dict[str, Any]:
+    """The settings of an engine that decide which code computes, and that the patch is live in all of its processes."""
+    from engine_patch.status import ask_offline, require_live
+
+    statuses = ask_offline(llm)
+    require_live(statuses)
+    config = llm.llm_engine.vllm_config
+    return {
+        "processes": [status.role for status in statuses],
+        "dtype": str(config.model_config.dtype),
+        "async_scheduling": config.scheduler_config.async_scheduling,
+        "prefix_caching": config.cache_config.enable_prefix_caching,
+        "attention": str(config.attention_config.backend),
+        "cudagraph_mode": str(config.compilation_config.cudagraph_mode),
+        "slots": config.lora_config.max_loras,
+        "tensor_parallel": config.parallel_config.tensor_parallel_size,
+        "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
+        "kv_blocks": config.cache_config.num_gpu_blocks,
+    }

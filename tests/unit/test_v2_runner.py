@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +23,7 @@ MAX_REQUESTS = 12
 
 
 @pytest.fixture(autouse=True)
-def patched(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def patched(monkeypatch: pytest.MonkeyPatch) -> None:
     """The patch, in this test alone."""
     from vllm.v1.worker.gpu.lora_utils import LoraState
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner
@@ -37,7 +36,6 @@ def patched(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         for name in names:
             monkeypatch.setattr(owner, name, owner.__dict__[name])
     v2.patch()
-    yield
 
 
 def adapter(id_: int, method: str = "lorap", name: str | None = None) -> Any:
@@ -99,7 +97,9 @@ class Request:
 def step_and_check(runner: Runner, requests: dict[str, Request], scheduled: dict[str, int]) -> None:
     sampled, tokens, active, count = runner.step(scheduled)
     expected = [
-        request.adapter.lora_int_id if request.adapter and ("lora:" in request.adapter.lora_path or position < request.n) else 0
+        request.adapter.lora_int_id
+        if request.adapter and ("lora:" in request.adapter.lora_path or position < request.n)
+        else 0
         for request, size in ((requests[id_], scheduled[id_]) for id_ in runner.order)
         for position in range(request.computed, request.computed + size)
     ]
@@ -114,7 +114,14 @@ def step_and_check(runner: Runner, requests: dict[str, Request], scheduled: dict
 def test_random_steps_equal_the_rule_position_by_position(seed: int) -> None:
     """Chunks, cached prefixes, preemption with sampled tokens, base and all-token requests, names with two contents."""
     rng = random.Random(seed)
-    adapters = [None, adapter(1), adapter(2), adapter(3, "lora"), adapter(4, name="name1"), adapter(5, "lora", name="name1")]
+    adapters = [
+        None,
+        adapter(1),
+        adapter(2),
+        adapter(3, "lora"),
+        adapter(4, name="name1"),
+        adapter(5, "lora", name="name1"),
+    ]
     runner, requests, preempted, made = Runner(), dict[str, Request](), dict[str, Request](), 0
     for _ in range(60):
         if len(requests) < MAX_REQUESTS and rng.random() < 0.5:

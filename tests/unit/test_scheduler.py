@@ -1,0 +1,134 @@
+"""Adapter slots and the wait for them, in vLLM's own scheduler."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from engine_patch import patching, scheduler
+from tests.unit.scheduling import Scheduling, adapter
+from tests.unit.tiny_llama import save_base
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("scheduler") / "model"
+    save_base(folder, max_position_embeddings=256)
+    return folder
+
+
+@pytest.fixture
+def stock(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Upstream's `schedule`, put back after the test."""
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    monkeypatch.setattr(patching, "ledger", [])
+    monkeypatch.setattr(Scheduler, "schedule", Scheduler.schedule)
+    return Scheduler.schedule
+
+
+@pytest.fixture
+def patched(stock: Any) -> None:
+    scheduler.patch()
+
+
+def decode_together(scheduling: Scheduling, count: int, method: str = "lorap") -> int:
+    """The most requests that one step computes, of `count` with an adapter each."""
+    for index in range(count):
+        scheduling.add([1, 2, 3, index], adapter(f"{method}{index}", method), max_tokens=count)
+    return max(len(scheduling.step()) for _ in range(count))
+
+
+def test_64_adapters_decode_at_once_with_two_slots(model: Path, patched: None) -> None:
+    assert decode_together(Scheduling(model, slots=2), 64) == 64
+
+
+def test_upstream_decodes_no_more_than_it_has_slots(model: Path, stock: Any) -> None:
+    """The fault that the patch is for; an all-token adapter still needs its slot to the end."""
+    assert decode_together(Scheduling(model, slots=2), 64) == 2
+    scheduler.patch()
+    assert decode_together(Scheduling(model, slots=2), 64, "lora") == 2
+
+
+def test_never_more_adapters_compute_prompts_than_there_are_slots(model: Path, patched: None) -> None:
+    scheduling = Scheduling(model, slots=2, budget=16)
+    requests = {r.request_id: r for r in (scheduling.add([1] * 40, adapter(f"long{i}")) for i in range(6))}
+    while scheduling.scheduler.has_unfinished_requests():
+        before = {id_: request.num_computed_tokens for id_, request in requests.items()}
+        computing = {
+            requests[id_].lora_request.lora_int_id
+            for id_ in scheduling.step()
+            if before[id_] < requests[id_].num_prompt_tokens
+        }
+        assert len(computing) <= 2
+    assert all(request.num_output_tokens == 8 for request in requests.values())
+    assert all(request.lora_request.lora_int_id > 0 for request in requests.values())
+
+
+def test_a_preempted_request_counts_again(model: Path, patched: None) -> None:
+    scheduling = Scheduling(model, slots=1, blocks=10)
+    first, second = (scheduling.add([index] * 40, adapter(f"p{index}"), max_tokens=60) for index in (1, 2))
+    while not second.num_preemptions:
+        scheduling.step()
+    assert second.num_computed_tokens == 0
+    assert not scheduler.rests(second)
+    assert scheduler.adapter_of(second) > 0
+    while scheduling.scheduler.has_unfinished_requests():
+        scheduling.step()
+    assert (first.num_output_tokens, second.num_output_tokens) == (60, 60)
+
+
+def unlike(number: int) -> list[int]:
+    """90 tokens that begin like no other's: a prompt of more than a step, with nothing of it cached."""
+    return [3 + number // 50, 3 + number % 50, *[1] * 88]
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+@pytest.mark.parametrize("method", ["lorap", "lora"])
+def test_a_request_whose_adapter_is_not_resident_waits_a_bounded_number_of_steps(
+    model: Path, patched: None, policy: str, method: str
+) -> None:
+    """Others keep coming whose adapter is resident, and would go past it for ever."""
+    scheduling = Scheduling(model, slots=1, policy=policy)
+    popular = adapter("popular", method)
+    scheduling.add([1] * 90, popular, max_tokens=12)
+    scheduling.step()
+    rare = scheduling.add([2] * 10, adapter("rare", method))
+    for steps in range(200):
+        scheduling.add(unlike(steps), popular, max_tokens=12)  # the slot never runs dry by itself
+        scheduling.step()
+        if rare.num_computed_tokens:
+            break
+    # Passed so often, then the ones before it end: two prompts of two steps, and with all-token adapters 12 tokens.
+    assert scheduler.MAX_STEPS_PASSED <= steps <= scheduler.MAX_STEPS_PASSED + 30
+    for _ in range(400):
+        scheduling.step()
+    assert not scheduling.scheduler.has_unfinished_requests()  # those that were hidden came back
+
+
+def test_upstream_lets_it_wait_for_ever(model: Path, stock: Any) -> None:
+    scheduling = Scheduling(model, slots=1)
+    popular = adapter("popular")
+    scheduling.add([1] * 90, popular, max_tokens=12)
+    scheduling.step()
+    rare = scheduling.add([2] * 10, adapter("rare"))
+    for steps in range(150):
+        scheduling.add(unlike(steps), popular, max_tokens=12)
+        scheduling.step()
+    assert rare.num_computed_tokens == 0
+
+
+def test_base_requests_are_never_held_back(model: Path, patched: None) -> None:
+    """A waiting adapter holds back what needs a slot, or comes behind it, for no longer than it has to."""
+    scheduling = Scheduling(model, slots=1)
+    scheduling.add([1] * 90, adapter("first"), max_tokens=2)
+    scheduling.step()
+    scheduling.add([2] * 10, adapter("second"))
+    base = scheduling.add([3] * 10)
+    for _ in range(3):
+        scheduling.step()
+    assert base.num_computed_tokens > 0
