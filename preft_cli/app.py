@@ -14,7 +14,7 @@ import typer
 
 from engine_patch.errors import PreftError
 from preft_cli import __version__
-from preft_cli.commands import bench, convert, doctor, init, serve, train
+from preft_cli.commands import bench, convert, doctor, init, serve, status, train
 from preft_cli.errors import UserError
 from preft_cli.threads import wait_politely
 
@@ -32,6 +32,7 @@ app.command("train")(train.command)
 app.command("convert")(convert.command)
 app.command("serve")(serve.command)
 app.command("bench")(bench.command)
+app.command("status")(status.command)
 app.command("doctor")(doctor.command)
 
 

@@ -34,7 +34,6 @@ _ONE_SERVER = "preft serve starts one API server that it watches on its host and
 # vLLM option -> why a server of prefill-only adapters must not have it. The engine refuses what is unproved once more, by
 # what the options came to mean (engine_patch/proved.py); here the message comes at once.
 REFUSED = {
-    "enable-prefix-caching": "cached blocks are not yet told apart by whether the adapter acted on them",
     "speculative-config": _UNPROVED,
     "spec-method": _UNPROVED,
     "spec-model": _UNPROVED,
@@ -42,7 +41,20 @@ REFUSED = {
     "kv-transfer-config": _UNPROVED,
     "kv-offloading-size": _UNPROVED,
     "kv-offloading-backend": _UNPROVED,
+    "ec-transfer-config": _UNPROVED,
     "pipeline-parallel-size": _UNPROVED,
+    "prefill-context-parallel-size": _UNPROVED,
+    "decode-context-parallel-size": _UNPROVED,
+    "enable-dbo": _UNPROVED,
+    "enable-expert-parallel": _UNPROVED,
+    "quantization": _UNPROVED,
+    "enable-sleep-mode": _UNPROVED,
+    "kv-sharing-fast-prefill": _UNPROVED,
+    "scheduler-cls": _UNPROVED,
+    "fully-sharded-loras": _UNPROVED,
+    "specialize-active-lora": "vLLM 0.32 captures its graphs for another number of adapters than its kernels then count",
+    "default-mm-loras": "adapters act on text; multimodal models are not proved to keep the prompt rule",
+    "enable-tower-connector-lora": "adapters act on text; multimodal models are not proved to keep the prompt rule",
     "enable-prompt-embeds": "a prompt without token ids has no number of prompt tokens to go by",
     "config": "options from a second file would not be checked; write them here",
     "headless": _ONE_SERVER,
@@ -79,7 +91,7 @@ def _problem(name: str, value: Any) -> str | None:
     positive = name.removeprefix("no-")
     if ours := OURS.get(name) or OURS.get(positive):
         return f"set {ours} instead"
-    if reason := REFUSED.get(name):
+    if value is not False and (reason := REFUSED.get(name)):
         return f"refused, {reason}"
     if "." in name or "+" in name or "=" in name:
         return "give the option by its plain name, with a mapping as its value"

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from preft_cli.config.schema import PreftConfig
+from preft_cli.errors import UserError
 from preft_cli.serving.options import check_options, to_arguments
 
 CPU_KV_CACHE_BYTES = 2 << 30  # vLLM would take 90% of the machine's memory
@@ -59,6 +60,12 @@ def plan_serve(config: PreftConfig, root: Path) -> ServePlan:
     """
     serve, kind = config.serve, backend()
     check_options(serve.vllm_args)
+    if serve.data_parallel_size > 1:
+        raise UserError(
+            "serve.data_parallel_size: one server per copy of the engine is not proved to keep the prompt rule yet;"
+            " leave it at 1 and start one preft serve for each copy, behind a proxy",
+            exit_code=2,
+        )
     template = root / config.model.chat_template if config.model.chat_template else None
     options: dict[str, Any] = {
         "served-model-name": config.model.base,
@@ -75,7 +82,6 @@ def plan_serve(config: PreftConfig, root: Path) -> ServePlan:
         "enable-lora": True,
         "max-loras": serve.gpu_slots,
         "max-cpu-loras": max(serve.host_adapters, serve.gpu_slots),
-        "enable-prefix-caching": False,
     }
     if kind == "cpu" and serve.gpu_memory_utilization is None:
         options["kv-cache-memory-bytes"] = CPU_KV_CACHE_BYTES

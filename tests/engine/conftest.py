@@ -68,7 +68,6 @@ def llm(smollm2: Any) -> Iterator[Any]:
         max_num_batched_tokens=64,
         block_size=32,
         num_gpu_blocks_override=24,
-        enable_prefix_caching=False,
         kv_cache_memory_bytes=1 << 30,
         enforce_eager=True,
         disable_log_stats=False,

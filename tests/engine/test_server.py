@@ -56,7 +56,7 @@ class Server:
         ]
         settings = ["dtype=float32", "max_model_len=512", "max_num_seqs=8"]
         # One adapter at a time, on the device and in host memory: every other request reads its file again.
-        settings += ["gpu_slots=1", "host_adapters=1"]
+        settings += ["gpu_slots=1", "host_adapters=1", "vllm_args.block-size=32"]
         options = [word for setting in settings for word in ("--set", f"serve.{setting}")]
         self.process = subprocess.Popen(
             [*command, *options], stderr=log.open("w"), stdout=subprocess.DEVNULL, cwd=folder.parent
@@ -82,6 +82,25 @@ class Server:
     def chat(self, model: str, text: str, **options: Any) -> Any:
         messages = [{"role": "user", "content": text}]
         return self.get("/v1/chat/completions", {"model": model, "messages": messages, "temperature": 0, **options})
+
+
+def metric(server: Server, name: str) -> float:
+    """The sum of a metric of vLLM."""
+    with urllib.request.urlopen(f"{server.url}/metrics", timeout=30) as answer:
+        lines = answer.read().decode().splitlines()
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name} ", f"{name}{{")))
+
+
+def gap_to(adapter: Adapter | None, answer: Any, reference: MaskedReference) -> float:
+    """How far an answer with log-probabilities and token ids is from that of an adapter, or of the base model."""
+    choice, prompt = answer["choices"][0], answer["prompt_token_ids"]
+    served = torch.tensor([item["logprob"] for item in choice["logprobs"]["content"]])
+    adapted = len(prompt) + len(choice["token_ids"]) if adapter and adapter.method == "lora" else None
+    expected = reference.logprobs(prompt, choice["token_ids"], adapter, adapted)
+    return float((served - expected).abs().max())
+
+
+LOGPROBS = {"logprobs": True, "top_logprobs": 0, "return_token_ids": True}
 
 
 @pytest.fixture(scope="module")
@@ -124,13 +143,8 @@ def test_models_are_listed_before_first_use_and_broken_ones_named(server: Server
 def test_chat_answers_equal_the_reference(
     server: Server, reference: MaskedReference, adapters: dict[str, tuple[Path, Adapter]], name: str
 ) -> None:
-    answer = server.chat(name, "What is a cat?", max_tokens=24, logprobs=True, top_logprobs=0, return_token_ids=True)
-    prompt, choice = answer["prompt_token_ids"], answer["choices"][0]
-    served = torch.tensor([item["logprob"] for item in choice["logprobs"]["content"]])
-    adapter = adapters[name][1] if name in adapters else None
-    adapted = len(prompt) + len(choice["token_ids"]) if name == "everywhere" else None
-    expected = reference.logprobs(prompt, choice["token_ids"], adapter, adapted)
-    assert (served - expected).abs().max() < 1e-3
+    answer = server.chat(name, "What is a cat?", max_tokens=24, **LOGPROBS)
+    assert gap_to(adapters[name][1] if name in adapters else None, answer, reference) < 1e-3
 
 
 def test_an_unknown_name_is_a_404_with_the_nearest(server: Server) -> None:
@@ -140,15 +154,67 @@ def test_an_unknown_name_is_a_404_with_the_nearest(server: Server) -> None:
     assert "Did you mean everywhere?" in caught.value.read().decode()
 
 
-def test_a_replaced_file_answers_with_its_new_weights(
-    server: Server, folder: Path, smollm2: Any, reference: MaskedReference
+def test_a_replaced_file_answers_with_its_new_weights_and_from_no_old_kv(
+    server: Server,
+    folder: Path,
+    smollm2: Any,
+    adapters: dict[str, tuple[Path, Adapter]],
+    reference: MaskedReference,
 ) -> None:
+    """The same long prompt, before and after: its blocks are in the cache, under the same name."""
+    long = "What is a dog? " * 40
+    for _ in range(2):
+        before = metric(server, "vllm:prefix_cache_hits_total")
+        answer = server.chat("one", long, max_tokens=4, **LOGPROBS)
+        assert gap_to(adapters["one"][1], answer, reference) < 1e-3
+    assert metric(server, "vllm:prefix_cache_hits_total") - before >= 128
     new = random_adapter(linear_modules(smollm2), smollm2.fingerprint, seed=77, rank=8)
     write_adapter(folder / "one.preft", new)
-    answer = server.chat("one", "What is a dog?", max_tokens=8, logprobs=True, top_logprobs=0, return_token_ids=True)
-    choice = answer["choices"][0]
-    served = torch.tensor([item["logprob"] for item in choice["logprobs"]["content"]])
-    assert (served - reference.logprobs(answer["prompt_token_ids"], choice["token_ids"], new)).abs().max() < 1e-3
+    assert gap_to(new, server.chat("one", long, max_tokens=4, **LOGPROBS), reference) < 1e-3
+
+
+def test_turn_two_of_a_chat_equals_a_cold_answer(server: Server, smollm2: Any, reference: MaskedReference) -> None:
+    """Its prompt holds what turn one has generated, without the adapter, and what is now prompt."""
+    adapter = random_adapter(linear_modules(smollm2), smollm2.fingerprint, seed=77, rank=8)  # what `one` holds now
+    first = server.get(
+        "/v1/completions",
+        {
+            "model": "one",
+            "prompt": [50 + i for i in range(40)],
+            "max_tokens": 60,
+            "ignore_eos": True,
+            "temperature": 0,
+            "return_token_ids": True,
+        },
+    )["choices"][0]
+    prompt = [*first["prompt_token_ids"], *first["token_ids"], 99, 98]
+    second = server.get(
+        "/v1/completions",
+        {
+            "model": "one",
+            "prompt": prompt,
+            "max_tokens": 4,
+            "temperature": 0,
+            "logprobs": 0,
+            "return_token_ids": True,
+        },
+    )["choices"][0]
+    expected = reference.logprobs(prompt, second["token_ids"], adapter)
+    assert (torch.tensor(second["logprobs"]["token_logprobs"]) - expected).abs().max() < 1e-3
+
+
+def test_status_says_that_every_process_is_live(server: Server) -> None:
+    status = server.get("/preft/status")
+    assert status["live"]
+    assert status["prefix_caching"]
+    assert status["adapters"] == {"listed": 2, "admitted": 2, "gpu_slots": 1}
+    roles = [process["role"] for process in status["processes"]]
+    assert roles == ["engine core", "vllm.v1.worker.cpu_model_runner.CPUModelRunner"]
+    command = [sys.executable, "-m", "preft_cli", "status", "--url", server.url]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert said.returncode == 0, said.stderr
+    assert f"{server.url}: live, preft" in said.stdout
+    assert json.loads(subprocess.run([*command, "--json"], capture_output=True, timeout=60).stdout) == status
 
 
 def test_beam_search_is_refused_since_it_feeds_answers_back_as_prompt(server: Server) -> None:
@@ -197,6 +263,54 @@ def test_a_file_damaged_later_fails_alone(
     assert server.chat("everywhere", "hello", max_tokens=2)["choices"]
     (folder / "one.preft").write_bytes(kept)
     assert server.chat("one", "hello", max_tokens=2)["choices"]
+
+
+def test_a_minute_of_replacing_and_asking_under_the_same_names(
+    server: Server, folder: Path, adapters: dict[str, tuple[Path, Adapter]], reference: MaskedReference
+) -> None:
+    """One slot for two names, one of which changes its content all the time: every answer is somebody's right one."""
+    contents = {name: adapters[name] for name in ("one", "two")}
+    (folder / "swap").write_bytes(contents["one"][0].read_bytes())
+    (folder / "swap").replace(folder / "one.preft")
+    until, answers = time.monotonic() + 60, []
+
+    def replace() -> int:
+        for count in range(10_000):
+            if time.monotonic() > until:
+                return count
+            (folder / "swap").write_bytes(contents["two" if count % 2 == 0 else "one"][0].read_bytes())
+            (folder / "swap").replace(folder / "one.preft")
+            time.sleep(0.3)
+        raise AssertionError
+
+    def ask(name: str, text: str) -> int:
+        count = 0
+        while time.monotonic() < until:
+            answers.append((name, server.chat(name, text, max_tokens=5, **LOGPROBS)))  # an error status raises
+            count += 1
+        return count
+
+    with ThreadPoolExecutor() as pool:
+        replaced = pool.submit(replace)
+        asked = [
+            pool.submit(ask, name, text)
+            for name in ("one", "everywhere", "smollm2-135m")
+            for text in ("What is a cat?", "Name a fish. " * 20)
+        ]
+        assert replaced.result() > 20
+        assert all(count.result() > 5 for count in asked)
+    met = {"one": 0, "two": 0}
+    for name, answer in answers:
+        if name == "one":
+            right = [content for content, (_, adapter) in contents.items() if gap_to(adapter, answer, reference) < 1e-3]
+            assert len(right) == 1
+            met[right[0]] += 1
+        else:
+            adapter = adapters[name][1] if name in adapters else None
+            assert gap_to(adapter, answer, reference) < 1e-3
+    assert min(met.values()) > 5  # both contents have answered
+    assert metric(server, "vllm:num_requests_running") == metric(server, "vllm:num_requests_waiting") == 0
+    assert server.get("/preft/status")["live"]
 
 
 def test_ctrl_c_while_starting_even_where_the_shell_ignored_it(folder: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,41 +13,94 @@ from engine_patch import patching
 from engine_patch.errors import PreftError
 from engine_patch.plugin import why_inactive
 from engine_patch.proved import guard, refuse_unproved
-from engine_patch.status import REQUIRED, require_live, worker_status
+from engine_patch.status import EVERYWHERE, RUNNERS, ProcessStatus, ask, core_status, require_live, worker_status
+
+PROVED: dict[str, Any] = {
+    "speculative_config": None,
+    "kv_transfer_config": None,
+    "ec_transfer_config": None,
+    "use_v2_model_runner": False,
+    "cache_config.kv_offloading_size": None,
+    "cache_config.kv_sharing_fast_prefill": False,
+    "parallel_config.pipeline_parallel_size": 1,
+    "parallel_config.data_parallel_size": 1,
+    "parallel_config.prefill_context_parallel_size": 1,
+    "parallel_config.decode_context_parallel_size": 1,
+    "parallel_config.enable_dbo": False,
+    "parallel_config._api_process_count": 1,
+    "model_config.enable_prompt_embeds": False,
+    "model_config.quantization": None,
+    "model_config.is_multimodal_model": False,
+    "model_config.is_encoder_decoder": False,
+    "model_config.runner_type": "generate",
+    "model_config.use_mla": False,
+    "model_config.is_moe": False,
+    "model_config.is_hybrid": False,
+    "model_config.is_attention_free": False,
+    "model_config.enable_sleep_mode": False,
+    "scheduler_config.scheduler_cls": None,
+    "lora_config.fully_sharded_loras": False,
+    "lora_config.specialize_active_lora": False,
+    "device_config.device_type": "cpu",
+}
 
 
-def settings(**changed: Any) -> Any:
-    found = {
-        "prefix": False, "speculative_config": None, "kv_transfer_config": None, "pipeline": 1, "embeds": False, "v2": False
-    } | changed  # fmt: skip
-    return SimpleNamespace(
-        cache_config=SimpleNamespace(enable_prefix_caching=found["prefix"]),
-        speculative_config=found["speculative_config"],
-        kv_transfer_config=found["kv_transfer_config"],
-        parallel_config=SimpleNamespace(pipeline_parallel_size=found["pipeline"]),
-        model_config=SimpleNamespace(enable_prompt_embeds=found["embeds"]),
-        use_v2_model_runner=found["v2"],
-    )
+def settings(changed: dict[str, Any]) -> Any:
+    """What `unproved` reads of a `VllmConfig`."""
+    config = SimpleNamespace()
+    for path, value in (PROVED | changed).items():
+        *parents, name = path.split(".")
+        owner = config
+        for parent in parents:
+            if not hasattr(owner, parent):
+                setattr(owner, parent, SimpleNamespace())
+            owner = getattr(owner, parent)
+        setattr(owner, name, value)
+    return config
 
 
-def test_the_proved_settings_pass() -> None:
-    refuse_unproved(settings())
+@pytest.mark.parametrize("changed", [{}, {"use_v2_model_runner": True, "device_config.device_type": "cuda"}])
+def test_the_proved_settings_pass(changed: dict[str, Any]) -> None:
+    refuse_unproved(settings(changed))
 
 
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"prefix": True}, "prefix caching"),
         ({"speculative_config": object()}, "speculative decoding"),
         ({"kv_transfer_config": object()}, "KV connector"),
-        ({"pipeline": 2}, "pipeline parallelism"),
-        ({"embeds": True}, "prompt embeddings"),
-        ({"v2": True}, "Model Runner V2"),
+        ({"cache_config.kv_offloading_size": 4.0}, "KV offloading"),
+        ({"ec_transfer_config": object()}, "encoder cache connector"),
+        ({"parallel_config.pipeline_parallel_size": 2}, "pipeline parallelism"),
+        ({"parallel_config.data_parallel_size": 2}, "data parallelism"),
+        ({"parallel_config.decode_context_parallel_size": 2}, "context parallelism"),
+        ({"parallel_config.enable_dbo": True}, "dual-batch overlap"),
+        ({"parallel_config._api_process_count": 2}, "several API servers"),
+        ({"model_config.enable_prompt_embeds": True}, "prompt embeddings"),
+        ({"model_config.quantization": "fp8"}, "a quantised base model"),
+        ({"model_config.is_multimodal_model": True}, "a multimodal model"),
+        ({"model_config.is_encoder_decoder": True}, "encoder-decoder"),
+        ({"model_config.runner_type": "pooling"}, "pooling model"),
+        ({"model_config.use_mla": True}, "MLA"),
+        ({"model_config.is_moe": True}, "mixture of experts"),
+        ({"model_config.is_hybrid": True}, "Mamba"),
+        ({"model_config.enable_sleep_mode": True}, "sleep mode"),
+        ({"cache_config.kv_sharing_fast_prefill": True}, "kv_sharing_fast_prefill"),
+        ({"scheduler_config.scheduler_cls": "mine.Scheduler"}, "a scheduler class of its own"),
+        ({"lora_config.fully_sharded_loras": True}, "fully_sharded_loras"),
+        ({"lora_config.specialize_active_lora": True}, "specialize_active_lora"),
+        ({"device_config.device_type": "cuda"}, "Model Runner V1 on a GPU"),
     ],
 )
 def test_each_unproved_setting_is_refused_by_name(changed: dict[str, Any], message: str) -> None:
     with pytest.raises(PreftError, match=message):
-        refuse_unproved(settings(**changed))
+        refuse_unproved(settings(changed))
+
+
+def test_a_second_cuda_stream_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_LORA_ENABLE_DUAL_STREAM", "1")
+    with pytest.raises(PreftError, match="VLLM_LORA_ENABLE_DUAL_STREAM"):
+        refuse_unproved(settings({}))
 
 
 @pytest.mark.parametrize("as_list", [False, True])
@@ -67,22 +122,50 @@ def test_a_guarded_method_refuses_prefill_only_adapters_alone(as_list: bool, mon
         ask("/a.preft#preft=lorap:ab")
 
 
-def worker(module: str) -> Any:
-    return SimpleNamespace(model_runner=type("Runner", (), {"__module__": module})())
+def said(module: str) -> ProcessStatus:
+    """What a worker says whose runner is of `module`."""
+    worker = SimpleNamespace(model_runner=type("Runner", (), {"__module__": module})())
+    return ProcessStatus.model_validate(worker_status(worker))
 
 
-def test_a_worker_is_live_only_with_every_patch_and_the_runner_that_has_the_rule(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    cpu = worker("vllm.v1.worker.cpu_model_runner")
-    monkeypatch.setattr(patching, "ledger", list(REQUIRED))
-    require_live([worker_status(cpu)])
-    with pytest.raises(PreftError, match=r"worker 1 runs vllm\.v1\.worker\.gpu\.model_runner"):
-        require_live([worker_status(cpu), worker_status(worker("vllm.v1.worker.gpu.model_runner"))])
-    for missing in REQUIRED:
-        monkeypatch.setattr(patching, "ledger", [name for name in REQUIRED if name != missing])
-        with pytest.raises(PreftError, match="worker 0 runs"):
-            require_live([worker_status(cpu)])
+@pytest.mark.parametrize("module", RUNNERS)
+def test_a_worker_is_live_only_with_every_patch_of_its_runner(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    required = [*EVERYWHERE, *RUNNERS[module]]
+    monkeypatch.setattr(patching, "ledger", required)
+    require_live([said(module)])
+    with pytest.raises(PreftError, match=r"\(mine\.runner\.Runner\) .*missing: support for this model runner"):
+        require_live([said(module), said("mine.runner")])
+    for missing in required:
+        monkeypatch.setattr(patching, "ledger", [name for name in required if name != missing])
+        with pytest.raises(PreftError, match=re.escape(f"missing: {missing}")):
+            require_live([said(module)])
+
+
+def test_the_engine_core_is_asked_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patching, "ledger", [name for name in EVERYWHERE if "schedule" not in name])
+    with pytest.raises(PreftError, match=r"engine core\) runs without .*Scheduler\.schedule"):
+        require_live([ProcessStatus.model_validate(core_status(None))])
+
+
+class Client:
+    """An `AsyncLLM` whose engine core answers, or lacks the plugin."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.engine_core, self._error = self, error
+
+    async def call_utility_async(self, method: str) -> Any:
+        if self._error:
+            raise self._error
+        return core_status(None)
+
+    async def collective_rpc(self, method: str) -> list[Any]:
+        return [worker_status(SimpleNamespace(model_runner=None))]
+
+
+def test_all_processes_answer_or_none_counts() -> None:
+    assert [status.role for status in asyncio.run(ask(Client()))] == ["engine core", "builtins.NoneType"]
+    with pytest.raises(PreftError, match="does not answer whether the prefill-only rule is live: no preft_status"):
+        asyncio.run(ask(Client(AttributeError("no preft_status"))))
 
 
 def test_no_answer_is_not_live() -> None:

@@ -36,11 +36,21 @@ def test_options_become_arguments() -> None:
 
 
 def test_parallel_sizes_lengths_and_memory_pass_by_vllms_names() -> None:
-    sizes = {"tensor_parallel_size": 2, "data_parallel_size": 3, "max_model_len": 99, "gpu_memory_utilization": 0.5}
+    sizes = {"tensor_parallel_size": 2, "max_model_len": 99, "gpu_memory_utilization": 0.5}
     arguments = plan(**sizes, vllm_args={"seed": 7}).arguments("/model", 16)
     for name, value in {**sizes, "seed": 7, "max-lora-rank": 16, "model": "/model"}.items():
         assert arguments[arguments.index(f"--{name.replace('_', '-')}") + 1] == str(value)
-    assert "--no-enable-prefix-caching" in arguments
+    assert not [argument for argument in arguments if "prefix-caching" in argument]  # on, as is vLLM's default
+
+
+def test_prefix_caching_can_be_switched_off() -> None:
+    assert "--no-enable-prefix-caching" in plan(vllm_args={"enable_prefix_caching": False}).arguments("/model", 16)
+
+
+def test_several_copies_of_the_engine_are_refused_by_name() -> None:
+    with pytest.raises(UserError, match=r"serve\.data_parallel_size: .* behind a proxy") as caught:
+        plan(data_parallel_size=3)
+    assert caught.value.exit_code == 2
 
 
 def test_only_this_machine_unless_told_otherwise() -> None:
@@ -60,7 +70,8 @@ def test_adapters_default_to_the_store() -> None:
         ("max_num_seqs", "set serve.max_num_seqs instead"),
         ("--model", "set model.base instead"),
         ("no-enable-lora", "set serve.adapters instead"),
-        ("enable-prefix-caching", "refused"),
+        ("quantization", "refused"),
+        ("specialize_active_lora", "refused"),
         ("speculative_config", "refused"),
         ("speculative-config.method", "give the option by its plain name"),
         ("spec-method", "refused"),

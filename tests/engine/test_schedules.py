@@ -1,0 +1,98 @@
+"""The property: whatever the schedule, every log-probability equals the masked reference's; and planted faults are found.
+
+By hand, with other seeds: `python -m tests.schedules --schedules 2000 --seed 10000`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.engine
+
+SEED = 0
+
+
+class Run:
+    """`python -m tests.schedules` in a process of its own, on one core: two of them share the machine."""
+
+    def __init__(self, *arguments: object) -> None:
+        command = [sys.executable, "-m", "tests.schedules", *map(str, arguments)]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    def report(self) -> dict[str, Any]:
+        """What it printed; its standard error where it printed nothing."""
+        printed, said = self.process.communicate(timeout=850)
+        assert printed, said[-4000:]
+        report: dict[str, Any] = json.loads(printed.splitlines()[-1]) | {"said": said[-4000:]}
+        assert (self.process.returncode, bool(report["misses"])) in ((0, False), (1, True))
+        return report
+
+
+@pytest.fixture(scope="module")
+def tiny() -> list[dict[str, Any]]:
+    """200 schedules on a random Llama of two layers: six engines, three in each process."""
+    runs = [
+        Run("--schedules", 100, "--seed", SEED, *("--engine", 0, "--engine", 1, "--engine", 2)),
+        Run("--schedules", 100, "--seed", SEED + 100, *("--engine", 3, "--engine", 4, "--engine", 5)),
+    ]
+    return [run.report() for run in runs]
+
+
+def test_200_random_schedules_equal_the_reference(tiny: list[dict[str, Any]]) -> None:
+    assert sum(report["schedules"] for report in tiny) == 200, [report["said"] for report in tiny]
+    assert [report["misses"] for report in tiny] == [0, 0]
+
+
+def test_they_came_to_the_places_where_mistakes_are_made(tiny: list[dict[str, Any]]) -> None:
+    for what, least in {
+        "preemptions": 20,
+        "straddling_chunks": 10,
+        "one_token_prompt_chunks": 50,
+        "mixed_steps": 1000,
+        "cached_tokens": 10_000,
+        "prompt_logprobs": 10_000,
+        "second_turns": 100,
+        "aborted": 20,
+        "tokens": 20_000,
+    }.items():
+        assert sum(report[what] for report in tiny) >= least, what
+    slots = [engine["slots"] for report in tiny for engine in report["engines"]]
+    assert {1, 2, 3, 4} == set(slots)
+    assert {engine["prefix_caching"] for report in tiny for engine in report["engines"]} == {True, False}
+
+
+def test_20_random_schedules_on_the_real_small_model() -> None:
+    engines = [
+        Run("--model", "smollm2-135m", "--schedules", 10, "--asks", 4, "--seed", 1000 + i, "--engine", i)
+        for i in (0, 2)
+    ]
+    for report in [run.report() for run in engines]:
+        assert (report["schedules"], report["misses"]) == (10, 0), report["said"]
+        assert report["mixed_steps"] > 50
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (("off-by-one", 0), ("phase-by-step", 0)),
+        (("name-keyed", 3), ("no-phase", 3)),
+        (("stock-cache", 0), ("stock-cpu-kernels", 1)),
+    ],
+)
+def test_planted_faults_are_found(first: tuple[str, int], second: tuple[str, int]) -> None:
+    """Mutation checks, on the same schedules; the last three are upstream's own faults, back without our patches."""
+    runs = {
+        mutation: Run("--mutation", mutation, "--engine", engine, "--schedules", 40, "--seed", SEED)
+        for mutation, engine in (first, second)
+    }
+    for mutation, run in runs.items():
+        assert run.report()["worst"] > 0.1, mutation  # a hundred times the bound

@@ -1,0 +1,148 @@
+"""Which KV blocks two requests share, in vLLM's own scheduler and prefix cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from engine_patch import patching, prefix_cache, scheduler
+from engine_patch.prefix_cache import phase_key
+from tests.unit.scheduling import BLOCK, Scheduling, adapter
+from tests.unit.tiny_llama import save_base
+
+PROMPT = list(range(100, 100 + 3 * BLOCK))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cache") / "model"
+    save_base(folder, max_position_embeddings=256)
+    return folder
+
+
+@pytest.fixture
+def stock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Upstream's functions, put back after the test."""
+    import importlib
+
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    monkeypatch.setattr(patching, "ledger", [])
+    monkeypatch.setattr(Scheduler, "schedule", Scheduler.schedule)
+    for name in prefix_cache.MODULES:
+        module = importlib.import_module(name)
+        for attribute in ("generate_block_hash_extra_keys", "_gen_lora_extra_hash_keys"):
+            if hasattr(module, attribute):
+                monkeypatch.setattr(module, attribute, getattr(module, attribute))
+
+
+@pytest.fixture
+def patched(stock: None) -> None:
+    prefix_cache.patch()
+    scheduler.patch()
+
+
+def cached(model: Path, first: Any, second: Any, prompt: list[int] = PROMPT) -> int:
+    """Tokens of `prompt` that the second adapter's request takes from what the first one's has computed."""
+    scheduling = Scheduling(model)
+    scheduling.add(prompt, first, max_tokens=1)
+    while scheduling.scheduler.has_unfinished_requests():
+        scheduling.step()
+    request = scheduling.add(prompt, second)
+    return len(prompt) - scheduling.step()[request.request_id]
+
+
+A, B = adapter("a"), adapter("b")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "shared"),
+    [
+        (None, None, True),
+        (A, A, True),
+        (A, adapter("a", name="another name"), True),
+        (A, None, False),
+        (None, A, False),
+        (A, B, False),
+        (A, adapter("b", name="a"), False),  # new weights under the old name
+        (A, adapter("a", "lora"), False),  # the same weights on all tokens
+    ],
+)
+def test_blocks_are_shared_by_content_alone(model: Path, patched: None, first: Any, second: Any, shared: bool) -> None:
+    # The last token is always computed.
+    assert cached(model, first, second) == (2 * BLOCK if shared else 0)
+
+
+@pytest.mark.parametrize("n", [BLOCK - 1, BLOCK, BLOCK + 1, BLOCK + 7])
+@pytest.mark.parametrize(("method", "shares_answer"), [("lorap", False), ("lora", True)])
+def test_a_block_with_sampled_tokens_serves_no_later_prompt(
+    model: Path, patched: None, n: int, method: str, shares_answer: bool
+) -> None:
+    """Turn two of a chat: prompt and answer of turn one are its prompt."""
+    scheduling, used = Scheduling(model), adapter("a", method)
+    first = scheduling.add(PROMPT[:n], used, max_tokens=3 * BLOCK)
+    while scheduling.scheduler.has_unfinished_requests():
+        scheduling.step()
+    second = scheduling.add([*first.all_token_ids, 1], used)
+    num_cached = second.num_tokens - scheduling.step()[second.request_id]
+    computed = n + 3 * BLOCK - 1  # of the last token no KV exists
+    assert num_cached == (computed if shares_answer else n) // BLOCK * BLOCK
+
+
+def test_upstream_would_serve_it(model: Path, stock: None) -> None:
+    """The fault that the patch is for."""
+    scheduling, used = Scheduling(model), adapter("a")
+    first = scheduling.add(PROMPT[: BLOCK + 7], used, max_tokens=3 * BLOCK)
+    while scheduling.scheduler.has_unfinished_requests():
+        scheduling.step()
+    second = scheduling.add([*first.all_token_ids, 1], used)
+    assert second.num_tokens - scheduling.step()[second.request_id] > BLOCK
+
+
+def test_a_preempted_request_finds_its_own_blocks_again(model: Path, patched: None) -> None:
+    """With sampled tokens in them: for this request they are what it would compute."""
+    scheduling = Scheduling(model)
+    request = scheduling.add(PROMPT[: BLOCK + 7], adapter("a"), max_tokens=3 * BLOCK)
+    for _ in range(2 * BLOCK):
+        scheduling.step()
+    scheduling.scheduler.reset_prefix_cache(reset_running_requests=False)
+    scheduling.scheduler.running.remove(request)
+    scheduling.scheduler._preempt_request(request, 0.0)
+    assert request.num_computed_tokens == 0
+    scheduling.step()
+    assert request.num_computed_tokens > 2 * BLOCK
+
+
+@pytest.mark.parametrize(
+    ("n", "start", "end", "key"),
+    [
+        (32, 0, 32, None),
+        (33, 0, 32, None),
+        (31, 0, 32, ("preft_adapted", 31)),
+        (32, 32, 64, ("preft_adapted", 0)),
+        (1, 0, 32, ("preft_adapted", 1)),
+        (5, 32, 64, ("preft_adapted", 0)),
+    ],
+)
+def test_the_phase_of_a_block(n: int, start: int, end: int, key: Any) -> None:
+    assert phase_key(n, start, end) == key
+
+
+def test_published_keys_tell_contents_apart(stock: None) -> None:
+    """vLLM's KV events carry the second item of every key, for routers that compare them."""
+    from vllm.v1.core import kv_cache_utils
+
+    prefix_cache.patch()
+    published = []
+    for lora_request in (A, B, adapter("a", "lora")):
+        request = SimpleNamespace(
+            lora_request=lora_request, num_prompt_tokens=20, mm_features=[], cache_salt=None, prompt_embeds=None
+        )
+        keys, _ = kv_cache_utils.generate_block_hash_extra_keys(request, 16, 32, 0)
+        published.append(kv_cache_utils.to_event_extra_keys([keys]))
+    assert published == [[("lorap:a", 4)], [("lorap:b", 4)], [("lora:a",)]]
