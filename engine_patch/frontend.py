@@ -64,7 +64,8 @@ class AdapterDirectory:
             stamp = file_stamp(self.paths[name])
             if self.admitted.get(name) == stamp:
                 return
-            request = self._with_own_file(self.request(name))
+            while (request := self._with_own_file(self.request(name))) is None:
+                stamp = file_stamp(self.paths[name])
             try:
                 await models.engine_client.add_lora(request)
             except Exception as error:
@@ -75,7 +76,8 @@ class AdapterDirectory:
     def _with_own_file(self, request: Any) -> Any:
         """The same request for a link to the file: replacing the file in the store leaves the link's content alone.
 
-        The engine reads an adapter again whenever it has dropped it, and must find what the request was admitted for.
+        The engine reads an adapter again whenever it has dropped it, and must find what the request was admitted for. None
+        if the file was replaced at this very moment: what it holds now is to be asked for.
         """
         ref = parse_ref(request.lora_path)
         assert ref is not None
@@ -88,7 +90,7 @@ class AdapterDirectory:
             except OSError:  # another file system
                 shutil.copyfile(ref.path, aside)
             if read_header(aside).digest != ref.digest:
-                raise PreftError(f"{ref.path} was replaced at this moment; ask again")
+                return None
             aside.replace(own)
         return type(request)(request.lora_name, request.lora_int_id, AdapterRef(own, ref.method, ref.digest).encode())
 

@@ -204,6 +204,8 @@ def test_turn_two_of_a_chat_equals_a_cold_answer(server: Server, smollm2: Any, r
 
 
 def test_status_says_that_every_process_is_live(server: Server) -> None:
+    for name in ("one", "everywhere"):
+        server.chat(name, "hello", max_tokens=1)
     status = server.get("/preft/status")
     assert status["live"]
     assert status["prefix_caching"]
@@ -266,10 +268,16 @@ def test_a_file_damaged_later_fails_alone(
 
 
 def test_a_minute_of_replacing_and_asking_under_the_same_names(
-    server: Server, folder: Path, adapters: dict[str, tuple[Path, Adapter]], reference: MaskedReference
+    server: Server,
+    folder: Path,
+    smollm2: Any,
+    adapters: dict[str, tuple[Path, Adapter]],
+    reference: MaskedReference,
 ) -> None:
     """One slot for two names, one of which changes its content all the time: every answer is somebody's right one."""
-    contents = {name: adapters[name] for name in ("one", "two")}
+    other = random_adapter(linear_modules(smollm2), smollm2.fingerprint, seed=77, rank=8)
+    write_adapter(folder.parent / "other.preft", other)
+    contents = {"one": adapters["one"], "other": (folder.parent / "other.preft", other)}
     (folder / "swap").write_bytes(contents["one"][0].read_bytes())
     (folder / "swap").replace(folder / "one.preft")
     until, answers = time.monotonic() + 60, []
@@ -278,7 +286,7 @@ def test_a_minute_of_replacing_and_asking_under_the_same_names(
         for count in range(10_000):
             if time.monotonic() > until:
                 return count
-            (folder / "swap").write_bytes(contents["two" if count % 2 == 0 else "one"][0].read_bytes())
+            (folder / "swap").write_bytes(contents["other" if count % 2 == 0 else "one"][0].read_bytes())
             (folder / "swap").replace(folder / "one.preft")
             time.sleep(0.3)
         raise AssertionError
@@ -286,7 +294,10 @@ def test_a_minute_of_replacing_and_asking_under_the_same_names(
     def ask(name: str, text: str) -> int:
         count = 0
         while time.monotonic() < until:
-            answers.append((name, server.chat(name, text, max_tokens=5, **LOGPROBS)))  # an error status raises
+            try:
+                answers.append((name, server.chat(name, text, max_tokens=5, **LOGPROBS)))
+            except urllib.error.HTTPError as error:
+                raise AssertionError(f"{name}: {error.code} {error.read().decode()}") from error
             count += 1
         return count
 
@@ -299,7 +310,7 @@ def test_a_minute_of_replacing_and_asking_under_the_same_names(
         ]
         assert replaced.result() > 20
         assert all(count.result() > 5 for count in asked)
-    met = {"one": 0, "two": 0}
+    met = dict.fromkeys(contents, 0)
     for name, answer in answers:
         if name == "one":
             right = [content for content, (_, adapter) in contents.items() if gap_to(adapter, answer, reference) < 1e-3]

@@ -13,7 +13,7 @@ import torch
 from engine_patch.adapter import Adapter, LoraPair
 from engine_patch.base_model import BaseFingerprint
 from engine_patch.errors import PreftError
-from engine_patch.frontend import AdapterDirectory
+from engine_patch.frontend import AdapterDirectory, file_stamp
 from engine_patch.ref import parse_ref
 from engine_patch.store.file import write_adapter
 
@@ -96,3 +96,19 @@ def test_a_failed_load_is_tried_again(store: Path) -> None:
         asyncio.run(directory.admit(models, "x"))
     models.engine_client = works
     assert asyncio.run(digest(directory, models)) == adapter(1).digest()
+
+
+def test_a_file_replaced_while_it_is_admitted_is_read_again(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between reading the header and linking the file: nobody is told to ask again."""
+    directory, models = serving(store)
+    upstream = AdapterDirectory.request
+
+    def replaced_meanwhile(self: AdapterDirectory, name: str) -> Any:
+        request = upstream(self, name)
+        monkeypatch.setattr(AdapterDirectory, "request", upstream)
+        write_adapter(store / "x.preft", adapter(2))
+        return request
+
+    monkeypatch.setattr(AdapterDirectory, "request", replaced_meanwhile)
+    assert asyncio.run(digest(directory, models)) == adapter(2).digest()
+    assert directory.admitted["x"] == file_stamp(store / "x.preft")
