@@ -31,6 +31,22 @@ class Symbol:
 
 ENGINE_SYMBOLS = (
     Symbol(
+        "vllm.v1.core.sched.output",
+        "NewRequestData.from_request",
+        "e6258e939d811d26",
+        "carries adapter and n to the workers",
+    ),
+    Symbol(
+        "vllm.v1.core.block_pool", "BlockPool.cache_full_blocks", "5fbbcc0cf6eb1c7e", "publishes adapter_id and keys"
+    ),
+    Symbol(
+        "vllm.v1.core.sched.scheduler",
+        "Scheduler._is_blocked_waiting_status",
+        "cb0b1f6343cfb1e6",
+        "requests that wait for something else than a slot",
+    ),
+    Symbol("vllm.v1.request", "Request.from_engine_core_request", "b3354d43ea04e214", "every request is made here"),
+    Symbol(
         "vllm.v1.worker.lora_model_runner_mixin",
         "LoRAModelRunnerMixin._set_active_loras",
         "9fc864a554db5746",
@@ -106,7 +122,9 @@ ENGINE_SYMBOLS = (
     Symbol(
         "vllm.v1.core.sched.request_queue", "PriorityRequestQueue", "00ef516ae076fc93", "order of the waiting requests"
     ),
-    Symbol("vllm.v1.request", "Request.__init__", "977b00604992f493", "fixes num_prompt_tokens"),
+    Symbol(
+        "vllm.v1.request", "Request.__init__", "977b00604992f493", "wrapped: fixes num_prompt_tokens; refuses sessions"
+    ),
     Symbol("vllm.v1.core.kv_cache_utils", "_gen_lora_extra_hash_keys", "4f67791285cae1c3", "replaced: keys by content"),
     Symbol(
         "vllm.v1.core.kv_cache_utils", "generate_block_hash_extra_keys", "fabb6e4b928af21a", "wrapped: keys by phase"
@@ -129,6 +147,12 @@ ENGINE_SYMBOLS = (
 )
 
 V1_SYMBOLS = (
+    Symbol(
+        "vllm.v1.worker.gpu_model_runner",
+        "GPUModelRunner._update_states",
+        "326599f31b273b94",
+        "sets num_computed_tokens_cpu",
+    ),
     Symbol(
         "vllm.v1.worker.gpu_input_batch",
         "InputBatch.make_lora_inputs",
@@ -155,6 +179,12 @@ V1_SYMBOLS = (
 """Checked on a CPU, where the V1 runner runs."""
 
 V2_SYMBOLS = (
+    Symbol(
+        "vllm.v1.worker.gpu.model_runner",
+        "GPUModelRunner.gather_batch_req_state",
+        "18da780f3c3ffdea",
+        "order of the batch",
+    ),
     Symbol(
         "vllm.v1.worker.gpu.lora_utils",
         "LoraState",

@@ -1,7 +1,7 @@
 """The whole idea in one place: position i of a request is adapted if and only if i < n, its number of prompt tokens.
 
-n is fixed when the request is admitted. Training, the engine's runners and the reference of the tests all ask here, so
-that none of them can mean something else (arXiv 2605.14217).
+n is fixed when the request is admitted. Training, the engine's runners and its prefix cache all ask here, so that none of
+them can mean something else (arXiv 2605.14217). The reference of the tests does not, so that it notices a fault made here.
 """
 
 from __future__ import annotations

@@ -1,23 +1,24 @@
 """Adapter slots: a request counts against them only while it has prompt tokens to compute.
 
-Upstream: every running request's adapter occupies one of `max_loras`, so no more adapters than slots can decode at once, and a
-waiting request whose adapter holds no slot is passed by later ones without end. Needed: a decoding request of a prefill-only
-adapter holds none, and counts again when it comes back after a preemption; and a wait of bounded length. Still fits while
-`Scheduler.schedule` counts `lora_request.lora_int_id > 0` of the running requests, and takes the waiting ones from
-`self.waiting` only, in its order (see `contract.py`).
+Upstream: the adapter of every request that a step computes occupies one of `max_loras`, so no more adapters than slots can
+decode at once, and a waiting request whose adapter holds no slot is passed by later ones without end. Needed: a decoding request
+of a prefill-only adapter holds none, and counts again when it comes back after a preemption; and a wait of bounded length. Still
+fits while `Scheduler.schedule` counts `lora_request.lora_int_id > 0`, and takes the waiting requests from `self.waiting` only, in
+its order (see `contract.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from engine_patch.patching import replace
 from engine_patch.ref import is_prefill_only
 
 MAX_STEPS_PASSED = 8
-"""Steps in which later requests may go past one that waits for a slot; then they wait behind it, and the slots run dry."""
+"""Steps in which later requests may go past the first that waits for a slot; then they wait behind it, and the slots run dry."""
 
 
 def patch() -> None:
@@ -41,30 +42,38 @@ def rests(request: Any) -> bool:
     return request.num_computed_tokens >= request.num_prompt_tokens and is_prefill_only(request.lora_request)
 
 
+@dataclass(frozen=True)
+class Resting:
+    """Stands for a resting request's adapter while a step is scheduled: upstream does not count the id 0.
+
+    Name, path and `adapter_id` stay: the keys of the request's next KV blocks and its KV events are made of them.
+    """
+
+    lora_name: str
+    lora_path: str
+    adapter_id: int
+    lora_int_id: int = 0
+
+    @property
+    def name(self) -> str:
+        """As `LoRARequest` has it."""
+        return self.lora_name
+
+
 @contextmanager
 def resting_without_slots(running: list[Any]) -> Iterator[None]:
-    """While the body runs, resting requests carry a copy of their adapter with id 0, which upstream does not count.
-
-    Name and path stay, since the keys of their next KV blocks are made of them.
-    """
+    """While the body runs, resting requests carry a `Resting`."""
     resting = [(request, request.lora_request) for request in running if rests(request)]
-    for request, _ in resting:
-        request.lora_request = _uncounted(request)
+    for request, adapter in resting:
+        # Made once a request: this runs for every request in every step.
+        if getattr(request, "preft_resting", None) is None:
+            request.preft_resting = Resting(adapter.lora_name, adapter.lora_path, adapter.lora_int_id)
+        request.lora_request = request.preft_resting
     try:
         yield
     finally:
-        for request, lora_request in resting:
-            request.lora_request = lora_request
-
-
-def _uncounted(request: Any) -> Any:
-    """The copy with id 0, made once a request: this runs for every request in every step."""
-    if getattr(request, "preft_uncounted", None) is None:
-        original = request.lora_request
-        copy = type(original)(original.lora_name, original.lora_int_id, original.lora_path)
-        copy.lora_int_id = 0  # the constructor refuses it
-        request.preft_uncounted = copy
-    return request.preft_uncounted
+        for request, adapter in resting:
+            request.lora_request = adapter
 
 
 @contextmanager
@@ -99,7 +108,16 @@ def first_without_slot(scheduler: Any) -> Any:
     taken = {adapter_of(request) for request in scheduler.running} - {0}
     if len(taken) < scheduler.lora_config.max_loras:
         return None
-    return next((request for request in scheduler.waiting if adapter_of(request) not in taken | {0}), None)
+    taken.add(0)
+    return next(
+        (
+            request
+            for request in scheduler.waiting
+            # A request that waits for its grammar is skipped for that, slot or no slot.
+            if adapter_of(request) not in taken and not scheduler._is_blocked_waiting_status(request.status)
+        ),
+        None,
+    )
 
 
 def adapter_of(request: Any) -> int:

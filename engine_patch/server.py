@@ -21,6 +21,12 @@ from engine_patch.base_model import BaseFingerprint
 from engine_patch.errors import PreftError
 from engine_patch.plugin import why_inactive
 
+REFUSED_ENVIRONMENT = {
+    "VLLM_SKIP_MODEL_NAME_VALIDATION": "an unknown adapter name would be answered by the base model",
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "adapters would come and go behind the server's back (replace their files instead)",
+}
+"""Environment variables of vLLM under which a server would answer from wrong weights."""
+
 
 def read_manifest(path: Path) -> tuple[dict[str, Path], BaseFingerprint]:
     """Adapter names to files, and the base model that they must belong to."""
@@ -73,6 +79,10 @@ def main() -> None:
     """Take our argument, leave vLLM its own, and run its server. Exit code 2: an option was wrong."""
     if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
         sys.exit("usage: python -m engine_patch.server MANIFEST.json [vLLM arguments]")
+    for variable, danger in REFUSED_ENVIRONMENT.items():
+        if os.environ.get(variable, "").lower() not in ("", "0", "false"):
+            print(f"error: {variable} is set: {danger}; unset it", file=sys.stderr)
+            sys.exit(2)
     if reason := why_inactive():
         sys.exit(f"error: the preft plugin is not active in vLLM: {reason}. A server without it would answer wrongly.")
     try:

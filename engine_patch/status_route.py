@@ -24,7 +24,7 @@ class AdapterCounts(BaseModel):
     """Adapters of the server."""
 
     listed: int
-    """Names in `/v1/models`."""
+    """Names that the server was started with."""
     admitted: int
     """Names that the engine has loaded at least once."""
     gpu_slots: int

@@ -81,19 +81,22 @@ class SegmentPunicaWrapper(PunicaWrapperCPU):  # type: ignore[misc]
                 y[rows, left : left + width] += scale * (shrunk @ b[segment.slot, 0].T)
                 left += width
 
-    def add_lora_logits(self, y: torch.Tensor, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor | None:
+    def add_lora_logits(self, y: torch.Tensor, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """The LM head: nothing to add unless a stock adapter samples in this step; ours are refused there.
 
-        Upstream multiplies in any case, by one row for each sampled token, and fails on the rows of prompt logprobs.
+        Upstream multiplies in any case, by one row for each sampled token: it fails on the rows of prompt log-probabilities, and
+        gives the rows without an adapter the weights of the last slot.
 
         Args:
-            y: logits, `[num_rows, vocab]`.
+            y: logits, `[num_rows, vocab]`, changed in place.
             x: hidden states, `[num_rows, hidden]`.
         """
-        if not self.adapts_logits:
-            return y
-        logits: torch.Tensor | None = super().add_lora_logits(y, x, *args, **kwargs)
-        return logits
+        if self.adapts_logits:
+            without = self.sampler_indices < 0
+            kept = y[without].clone()
+            super().add_lora_logits(y, x, *args, **kwargs)
+            y[without] = kept
+        return y
 
 
 def patch() -> None:

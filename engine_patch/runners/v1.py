@@ -4,7 +4,8 @@ Upstream: `InputBatch.make_lora_inputs` gives every token of a request the reque
 as a set of `LoRARequest`s, which are equal when their names are. Needed: tokens at positions >= n get none if the method
 is prefill-only; and a name that was reloaded while requests for its former content run stands for two adapters.
 Still fits while: `num_prompt_tokens` stays n over preemption, and `num_computed_tokens_cpu` is the first position of the
-step; both are columns of the same batch (see `contract.py`).
+step; both are columns of the same batch (see `contract.py`). The runner also counts adapters by itself, to choose a CUDA graph:
+there are none on CPU, and V1 on a GPU is refused.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def plan_serve(config: PreftConfig, root: Path) -> ServePlan:
     check_options(serve.vllm_args)
     if serve.data_parallel_size > 1:
         raise UserError(
-            "serve.data_parallel_size: one server per copy of the engine is not proved to keep the prompt rule yet;"
+            "serve.data_parallel_size: several copies of the engine behind one server are not proved to keep the prompt rule;"
             " leave it at 1 and start one preft serve for each copy, behind a proxy",
             exit_code=2,
         )

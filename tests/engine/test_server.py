@@ -309,7 +309,8 @@ def test_a_minute_of_replacing_and_asking_under_the_same_names(
             for text in ("What is a cat?", "Name a fish. " * 20)
         ]
         assert replaced.result() > 20
-        assert all(count.result() > 5 for count in asked)
+        counts = [count.result() for count in asked]
+    assert min(counts) > 5, counts
     met = dict.fromkeys(contents, 0)
     for name, answer in answers:
         if name == "one":

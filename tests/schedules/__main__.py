@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import json
 import os
+import subprocess
 import sys
 import tempfile
 import time
@@ -75,8 +76,8 @@ def run(arguments: argparse.Namespace, used: Material, tally: Tally, seen: Seen)
             with seen.watch(llm):
                 for seed in seeds:
                     torch.manual_seed(seed)  # of the sampler
-                    answers = driver.run(draw(seed, used.vocab, len(used.files), arguments.asks))
-                    check(answers, used, tally, f"engine {index}, schedule {seed}", exact)
+                    schedule = draw(seed, used.vocab, len(used.files), arguments.asks)
+                    check(schedule, driver.run(schedule), used, tally, f"engine {index}, schedule {seed}", exact)
                     if tally.misses:
                         return
         print(f"engine {index}: {tally.schedules} schedules", file=sys.stderr, flush=True)
@@ -100,7 +101,10 @@ def versions() -> dict[str, Any]:
     import vllm
 
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip() or None
     return {
+        "schema_version": 1,
+        "commit": commit,
         "vllm": vllm.__version__,
         "torch": torch.__version__,
         "preft": importlib.metadata.version("preft"),

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 
+from tests.schedules.draw import Ask, Schedule
 from tests.schedules.drive import Answer
 from tests.schedules.models import Material
 
 TOLERANCE = 1e-3
 """On every log-probability where the engine computes in float32, as the reference does; planted faults differ by far more."""
-HALF = {"bfloat16": (0.1, 1.0), "float16": (0.0125, 0.125)}
-"""The same in 8 and 11 bits, where rounding alone can move one by a unit: on the mean and on 99% of them."""
+HALF = {"bfloat16": (0.1, 0.4, 0.6), "float16": (0.0125, 0.06, 0.1)}
+"""The same in 8 and 11 bits, where rounding alone can move one by a unit: on the mean, on 99% of them, and on every answer's
+root mean square."""
 
 LEANING = 0.1
 """Bound on how far half precision may lean from the right mask (0) to a wrong one (1)."""
@@ -26,6 +29,7 @@ class Tally:
 
     schedules: int = 0
     requests: int = 0
+    reloads: int = 0
     samples: int = 0
     tokens: int = 0
     prompt_logprobs: int = 0
@@ -33,6 +37,8 @@ class Tally:
     second_turns: int = 0
     gaps: list[float] = field(default_factory=list)
     """Of every log-probability, absolute."""
+    answer_rms: list[float] = field(default_factory=list)
+    """Root mean square of the gaps of every answer."""
     leanings: list[Leaning] = field(default_factory=list)
     """Of every answer with a prefill-only adapter, in half precision."""
     judged_alone: int = 0
@@ -48,9 +54,28 @@ class Tally:
         }
         if self.leanings:
             spread["leaning_to_a_mask_off_by_one"] = leaning(self.leanings)
-            spread["worst_answer"] = max(one.rms for one in self.leanings)
+            spread["worst_answer"] = max(self.answer_rms)
         counts = {name: len(value) if isinstance(value, list) else value for name, value in vars(self).items()}
         return {"logprobs": counts.pop("gaps"), **counts, **spread}
+
+
+def missing(ask: Ask, answers: list[Answer]) -> Iterator[str]:
+    """What a request that was not aborted should have been answered, and was not."""
+    if ask.abort_after is not None:
+        return
+    samples = [answer for answer in answers if answer.ask is ask]
+    if len(samples) != ask.n:
+        yield f"{len(samples)} of {ask.n} samples"
+    for sample in samples:
+        if len(sample.tokens) != ask.max_tokens:
+            yield f"{len(sample.tokens)} of {ask.max_tokens} tokens"
+        if ask.prompt_logprobs and len(sample.prompt_logprobs or ()) != len(sample.prompt) - 1:
+            yield f"{len(sample.prompt_logprobs or ())} log-probabilities of a prompt of {len(sample.prompt)} tokens"
+
+
+def rms(values: list[float]) -> float:
+    """Root mean square."""
+    return statistics.fmean(value * value for value in values or [0.0]) ** 0.5
 
 
 def p99(values: list[float]) -> float:
@@ -58,10 +83,15 @@ def p99(values: list[float]) -> float:
     return sorted(values)[int(0.99 * len(values))] if values else 0.0
 
 
-def check(answers: list[Answer], material: Material, tally: Tally, where: str, exact: bool) -> None:
-    """Add the answers of one schedule to `tally`; where `exact`, with a miss for each that differs from the reference."""
+def check(schedule: Schedule, answers: list[Answer], material: Material, tally: Tally, where: str, exact: bool) -> None:
+    """Add the answers of a schedule to `tally`, with a miss for what is not there, and for what differs from the reference.
+
+    Where not `exact`, that is in half precision, `check_spread` says at the end whether they differ by more than rounding.
+    """
     tally.schedules += 1
-    tally.requests += len({id(answer.ask) for answer in answers})
+    tally.requests += len(schedule.asks)
+    tally.reloads += len(schedule.reloads)
+    tally.misses += [f"{where}: {what}" for ask in schedule.asks for what in missing(ask, answers)]
     for answer in answers:
         tally.samples += 1
         tally.tokens += len(answer.tokens)
@@ -70,6 +100,7 @@ def check(answers: list[Answer], material: Material, tally: Tally, where: str, e
         tally.second_turns += answer.ask.second_turn_of is not None
         gaps = differences(answer, material)
         tally.gaps += gaps
+        tally.answer_rms.append(rms(gaps))
         if not exact and acts_on_prompt_only(answer, material) and answer.tokens:
             tally.leanings.append(lean(answer, material))
         if exact and not all(gap < TOLERANCE for gap in gaps):  # a NaN is a miss
@@ -79,9 +110,12 @@ def check(answers: list[Answer], material: Material, tally: Tally, where: str, e
 
 def check_spread(tally: Tally, dtype: str) -> None:
     """For an engine in half precision: a miss if the gaps are more than rounding, or lean to those that a fault would make."""
-    mean, (most, most_p99) = statistics.fmean(tally.gaps), HALF[dtype]
+    mean, (most, most_p99, most_rms) = statistics.fmean(tally.gaps), HALF[dtype]
     if not (mean < most and p99(tally.gaps) < most_p99):
         tally.misses.append(f"mean {mean:.3g}, p99 {p99(tally.gaps):.3g}: more than rounding")
+    tally.misses += [
+        f"an answer is off by {one:.3g}: more than rounding" for one in tally.answer_rms if not one < most_rms
+    ]
     if not abs(leaning(tally.leanings)) < LEANING:
         tally.misses.append(f"leans by {leaning(tally.leanings):.3g} to a mask that is off by one")
     loud = [

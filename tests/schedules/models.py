@@ -30,7 +30,7 @@ class Material:
 
 def material(model: str, folder: Path) -> Material:
     """For `tiny` (a random Llama of two layers) or a model name that `model.base` takes; adapters go to `folder`."""
-    base = _tiny(folder / "tiny") if model == "tiny" else resolve(model)
+    base = tiny_llama(folder / "tiny") if model == "tiny" else resolve(model)
     modules, loud = linear_modules(base), 1.0 if model != "tiny" else 2.0
     adapters = [
         random_adapter(modules, base.fingerprint, seed=index, rank=rank, method=method, loud=loud)
@@ -43,8 +43,8 @@ def material(model: str, folder: Path) -> Material:
     return Material(base.path, reference.model.config.vocab_size, reference, adapters, files)
 
 
-def _tiny(folder: Path) -> BaseModel:
-    """Head size 32, the least that the CPU's attention takes."""
+def tiny_llama(folder: Path) -> BaseModel:
+    """A random Llama of two layers. Head size 32 is the least that the CPU's attention takes."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)

@@ -48,15 +48,18 @@ def _no_phase() -> None:
 
 def _stock_cache() -> None:
     """Upstream's prefix cache, untouched."""
-    prefix_cache.patch = lambda: None  # type: ignore[attr-defined]
+    prefix_cache.make_content_keys = prefix_cache.make_block_keys = lambda upstream: upstream  # type: ignore[attr-defined]
 
 
 def _stock_cpu_kernels() -> None:
-    """Upstream's LoRA on CPU, untouched: it gives tokens without an adapter the weights of the last slot.
+    """Upstream's LoRA on CPU for linear layers: it gives tokens without an adapter the weights of the last slot.
 
     With all-token adapters, since its buffers cannot hold the two segments that a prefill-only request can have.
     """
-    cpu.patch = lambda: None  # type: ignore[attr-defined]
+    from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
+
+    cpu.SegmentPunicaWrapper.update_metadata = PunicaWrapperCPU.update_metadata
+    cpu.SegmentPunicaWrapper.add_lora_linear = PunicaWrapperCPU.add_lora_linear
     models.METHODS = ("lora",) * len(models.RANKS)
 
 

@@ -27,6 +27,7 @@ class Seen:
     """One position of the prompt, in a step of its own."""
     mixed_steps: int = 0
     """Steps with adapted and with unadapted tokens."""
+    most_adapters_in_a_step: int = 0
     engines: list[dict[str, Any]] = field(default_factory=list)
     """What ran: runner, attention, scheduling, graphs."""
 
@@ -34,7 +35,7 @@ class Seen:
     def watch(self, llm: Any) -> Iterator[None]:
         """Count what `llm` does while the body runs."""
         runner = v2 if llm.llm_engine.vllm_config.use_v2_model_runner else v1
-        counted = runner.adapted_counts
+        counted, mapped = runner.adapted_counts, runner.token_adapters
 
         def count(prefill_only: Any, num_prompt: Any, num_computed: Any, num_scheduled: Any) -> Any:
             adapted = counted(prefill_only, num_prompt, num_computed, num_scheduled)
@@ -44,12 +45,17 @@ class Seen:
             self.mixed_steps += bool(0 < adapted.sum() < num_scheduled.sum())
             return adapted
 
-        runner.adapted_counts = count
+        def count_adapters(ids: Any, adapted: Any, num_scheduled: Any) -> Any:
+            tokens = mapped(ids, adapted, num_scheduled)
+            self.most_adapters_in_a_step = max(self.most_adapters_in_a_step, len(set(tokens.tolist()) - {0}))
+            return tokens
+
+        runner.adapted_counts, runner.token_adapters = count, count_adapters
         self.engines.append(describe(llm))
         try:
             yield
         finally:
-            runner.adapted_counts = counted
+            runner.adapted_counts, runner.token_adapters = counted, mapped
             metrics = {metric.name: metric for metric in llm.get_metrics()}
             for field, name in METRICS.items():
                 setattr(self, field, getattr(self, field) + metrics[name].value)
@@ -67,7 +73,6 @@ def describe(llm: Any) -> dict[str, Any]:
         "dtype": str(config.model_config.dtype),
         "async_scheduling": config.scheduler_config.async_scheduling,
         "prefix_caching": config.cache_config.enable_prefix_caching,
-        "attention": str(config.attention_config.backend),
         "cudagraph_mode": str(config.compilation_config.cudagraph_mode),
         "slots": config.lora_config.max_loras,
         "tensor_parallel": config.parallel_config.tensor_parallel_size,

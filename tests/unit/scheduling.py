@@ -27,9 +27,17 @@ class Scheduling:
     """A `Scheduler` that is stepped by hand."""
 
     def __init__(
-        self, model: Path, *, slots: int = 2, blocks: int = 1000, budget: int = 64, policy: str = "fcfs"
+        self,
+        model: Path,
+        *,
+        slots: int = 2,
+        blocks: int = 1000,
+        budget: int = 64,
+        policy: str = "fcfs",
+        kv_events: bool = False,
     ) -> None:
         from vllm.config import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig, VllmConfig
+        from vllm.config.kv_events import KVEventsConfig
         from vllm.config.lora import LoRAConfig
         from vllm.utils.hashing import sha256
         from vllm.v1.core import kv_cache_utils
@@ -52,6 +60,7 @@ class Scheduling:
             ),
             lora_config=LoRAConfig(max_loras=slots, max_cpu_loras=slots),
             device_config=DeviceConfig("cpu"),
+            kv_events_config=KVEventsConfig(enable_kv_cache_events=kv_events, publisher="null"),
         )
         spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=32, dtype=torch.float32)
         kv_cache = KVCacheConfig(
@@ -61,6 +70,9 @@ class Scheduling:
         self._hasher = kv_cache_utils.get_request_block_hasher(BLOCK, sha256)
         self.scheduler = Scheduler(config, kv_cache, StructuredOutputManager(config), block_size=BLOCK)
         self._count = itertools.count()
+        self.events: list[Any] = []
+        """What vLLM would publish of its KV cache."""
+        self.scheduler.kv_event_publisher.publish = lambda batch: self.events.extend(batch.events)
 
     def add(self, prompt: list[int], lora_request: Any = None, max_tokens: int = 8, priority: int = 0) -> Any:
         """A waiting request."""

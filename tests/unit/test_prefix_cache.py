@@ -110,12 +110,10 @@ def test_a_preempted_request_finds_its_own_blocks_again(model: Path, patched: No
     request = scheduling.add(PROMPT[: BLOCK + 7], adapter("a"), max_tokens=3 * BLOCK)
     for _ in range(2 * BLOCK):
         scheduling.step()
-    scheduling.scheduler.reset_prefix_cache(reset_running_requests=False)
     scheduling.scheduler.running.remove(request)
     scheduling.scheduler._preempt_request(request, 0.0)
     assert request.num_computed_tokens == 0
-    scheduling.step()
-    assert request.num_computed_tokens > 2 * BLOCK
+    assert scheduling.step()[request.request_id] <= BLOCK  # the rest of 55 tokens comes from the cache
 
 
 @pytest.mark.parametrize(
@@ -146,3 +144,15 @@ def test_published_keys_tell_contents_apart(stock: None) -> None:
         keys, _ = kv_cache_utils.generate_block_hash_extra_keys(request, 16, 32, 0)
         published.append(kv_cache_utils.to_event_extra_keys([keys]))
     assert published == [[("lorap:a", 4)], [("lorap:b", 4)], [("lora:a",)]]
+
+
+def test_all_events_of_a_request_carry_its_adapter(model: Path, patched: None) -> None:
+    """Also those of blocks that fill up while it holds no slot."""
+    used = adapter("a")
+    scheduling = Scheduling(model, kv_events=True)
+    scheduling.add(PROMPT[: BLOCK + 7], used, max_tokens=3 * BLOCK)
+    while scheduling.scheduler.has_unfinished_requests():
+        scheduling.step()
+    stored = [(event.lora_id, event.lora_name) for event in scheduling.events if type(event).__name__ == "BlockStored"]
+    assert len(stored) >= 4
+    assert set(stored) == {(used.lora_int_id, "a")}

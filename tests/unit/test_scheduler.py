@@ -55,7 +55,7 @@ def test_upstream_decodes_no_more_than_it_has_slots(model: Path, stock: Any) -> 
 
 
 def test_never_more_adapters_compute_prompts_than_there_are_slots(model: Path, patched: None) -> None:
-    scheduling = Scheduling(model, slots=2, budget=16)
+    scheduling = Scheduling(model, slots=2, budget=64)  # the second prompt of a step is cut, and has a rest in the next
     requests = {r.request_id: r for r in (scheduling.add([1] * 40, adapter(f"long{i}")) for i in range(6))}
     while scheduling.scheduler.has_unfinished_requests():
         before = {id_: request.num_computed_tokens for id_, request in requests.items()}
@@ -70,16 +70,21 @@ def test_never_more_adapters_compute_prompts_than_there_are_slots(model: Path, p
 
 
 def test_a_preempted_request_counts_again(model: Path, patched: None) -> None:
-    scheduling = Scheduling(model, slots=1, blocks=10)
-    first, second = (scheduling.add([index] * 40, adapter(f"p{index}"), max_tokens=60) for index in (1, 2))
-    while not second.num_preemptions:
+    """While it computes its prompt anew, nobody else gets the one slot; while it decodes, somebody does."""
+    scheduling = Scheduling(model, slots=1, budget=64)
+    request = scheduling.add([1] * 100, adapter("first"), max_tokens=60)
+    while request.num_output_tokens < 10:
         scheduling.step()
-    assert second.num_computed_tokens == 0
-    assert not scheduler.rests(second)
-    assert scheduler.adapter_of(second) > 0
+    scheduling.scheduler.running.remove(request)
+    scheduling.scheduler._preempt_request(request, 0.0)
+    scheduling.scheduler.reset_prefix_cache()
+    scheduling.step()
+    other = scheduling.add([2] * 10, adapter("other"), max_tokens=4)
+    while request.num_computed_tokens < request.num_prompt_tokens:
+        assert other.request_id not in scheduling.step()
     while scheduling.scheduler.has_unfinished_requests():
         scheduling.step()
-    assert (first.num_output_tokens, second.num_output_tokens) == (60, 60)
+    assert (request.num_preemptions, request.num_output_tokens, other.num_output_tokens) == (1, 60, 4)
 
 
 def unlike(number: int) -> list[int]:
@@ -123,12 +128,31 @@ def test_upstream_lets_it_wait_for_ever(model: Path, stock: Any) -> None:
 
 
 def test_base_requests_are_never_held_back(model: Path, patched: None) -> None:
-    """A waiting adapter holds back what needs a slot, or comes behind it, for no longer than it has to."""
-    scheduling = Scheduling(model, slots=1)
-    scheduling.add([1] * 90, adapter("first"), max_tokens=2)
+    """Nor while others are hidden behind one that waited too long."""
+    scheduling = Scheduling(model, slots=1, budget=256)
+    popular = adapter("popular", "lora")
+    scheduling.add([1] * 90, popular, max_tokens=60)
     scheduling.step()
-    scheduling.add([2] * 10, adapter("second"))
-    base = scheduling.add([3] * 10)
-    for _ in range(3):
+    rare = scheduling.add([2] * 10, adapter("rare"))
+    for steps in range(30):
+        behind = scheduling.add(unlike(steps), popular, max_tokens=60)
+        base = scheduling.add([3 + steps] * 10)
         scheduling.step()
-    assert base.num_computed_tokens > 0
+        assert base.num_computed_tokens > 0
+    assert rare.num_computed_tokens == behind.num_computed_tokens == 0  # one without a slot, one hidden
+
+
+def test_the_wait_is_eight_steps_for_each_that_waits_before(model: Path, patched: None) -> None:
+    scheduling = Scheduling(model, slots=1, budget=256)
+    popular = adapter("popular", "lora")
+    scheduling.add([1] * 20, popular, max_tokens=20)
+    scheduling.step()
+    rare = [scheduling.add([2] * 10, adapter(f"rare{index}", "lora"), max_tokens=2) for index in range(3)]
+    passed = [0, 0, 0]
+    for steps in range(200):
+        later = scheduling.add(unlike(steps), popular, max_tokens=20)
+        scheduling.step()
+        for index, request in enumerate(rare):
+            passed[index] += bool(later.num_computed_tokens and not request.num_computed_tokens)
+    assert all(request.num_output_tokens == 2 for request in rare)
+    assert [0 < count <= 8 * (index + 1) for index, count in enumerate(passed)] == [True] * 3
