@@ -173,9 +173,12 @@ def test_a_replaced_file_answers_with_its_new_weights_and_from_no_old_kv(
     assert gap_to(new, server.chat("one", long, max_tokens=4, **LOGPROBS), reference) < 1e-3
 
 
-def test_turn_two_of_a_chat_equals_a_cold_answer(server: Server, smollm2: Any, reference: MaskedReference) -> None:
+def test_turn_two_of_a_chat_equals_a_cold_answer(
+    server: Server, folder: Path, smollm2: Any, reference: MaskedReference
+) -> None:
     """Its prompt holds what turn one has generated, without the adapter, and what is now prompt."""
-    adapter = random_adapter(linear_modules(smollm2), smollm2.fingerprint, seed=77, rank=8)  # what `one` holds now
+    adapter = random_adapter(linear_modules(smollm2), smollm2.fingerprint, seed=78, rank=8)
+    write_adapter(folder / "one.preft", adapter)
     first = server.get(
         "/v1/completions",
         {
@@ -301,7 +304,7 @@ def test_a_minute_of_replacing_and_asking_under_the_same_names(
             count += 1
         return count
 
-    with ThreadPoolExecutor() as pool:
+    with ThreadPoolExecutor(8) as pool:
         replaced = pool.submit(replace)
         asked = [
             pool.submit(ask, name, text)
@@ -346,6 +349,13 @@ def test_ctrl_c_while_starting_even_where_the_shell_ignored_it(folder: Path) -> 
             2,
             "unrecognized arguments: --enable-prefix-cachin",
         ),
+        (
+            {"VLLM_SKIP_MODEL_NAME_VALIDATION": "1"},
+            [],
+            2,
+            "an unknown adapter name would be answered by the base model",
+        ),
+        ({"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}, [], 2, "VLLM_ALLOW_RUNTIME_LORA_UPDATING is set"),
         ({}, ["--set", "serve.max_model_len=100000000"], 1, "error: the server could not go on"),
     ],
 )

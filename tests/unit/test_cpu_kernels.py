@@ -40,3 +40,27 @@ def test_equals_token_by_token(seed: int) -> None:
             expected[row] += 0.5 * torch.cat(delta)
     wrapper.add_lora_linear(y, x, a, b, 0.5, outs)
     assert torch.allclose(y.double(), expected, atol=1e-4)
+
+
+def test_the_lm_head_is_a_stock_adapters_alone() -> None:
+    """Rows without one stay as they are, and prompt log-probabilities come with more rows than are sampled."""
+    torch.manual_seed(0)
+    wrapper = kernels.SegmentPunicaWrapper(max_num_batched_tokens=64, max_batches=4, device="cpu")
+    a, b = torch.randn(2, 1, 4, 12), torch.randn(2, 1, 100, 4)
+    x, y = torch.randn(3, 12), torch.randn(3, 100)
+
+    def step(*sampling: int) -> None:
+        mapping = SimpleNamespace(index_mapping=(7, 7, 0), prompt_mapping=sampling, is_prefill=True)
+        wrapper.update_metadata(mapping, [None, 7], 3, 100)
+
+    step(0, 0, 0)
+    before = y.clone()
+    wrapper.add_lora_logits(y, x, a, b, 1.0)
+    many = torch.randn(9, 100)
+    wrapper.add_lora_logits(many, torch.randn(9, 12), a, b, 1.0)  # of a prompt
+    assert torch.equal(y, before)
+
+    step(0, 7, 0)
+    wrapper.add_lora_logits(y, x, a, b, 1.0)
+    assert torch.equal(y[[0, 2]], before[[0, 2]])
+    assert torch.allclose(y[1], before[1] + b[1, 0] @ (a[1, 0] @ x[1]), atol=1e-4)

@@ -1,4 +1,4 @@
-"""What a worker refuses to load, with vLLM's own managers around a tiny model."""
+"""What a worker refuses to load."""
 
 from __future__ import annotations
 

@@ -22,11 +22,17 @@ PROVED: dict[str, Any] = {
     "use_v2_model_runner": False,
     "cache_config.kv_offloading_size": None,
     "cache_config.kv_sharing_fast_prefill": False,
+    "cache_config.cache_dtype": "auto",
+    "offload_config.uva.cpu_offload_gb": 0,
+    "offload_config.prefetch.offload_group_size": 0,
+    "weight_transfer_config": None,
+    "watermark_config": None,
     "parallel_config.pipeline_parallel_size": 1,
     "parallel_config.data_parallel_size": 1,
     "parallel_config.prefill_context_parallel_size": 1,
     "parallel_config.decode_context_parallel_size": 1,
-    "parallel_config.enable_dbo": False,
+    "parallel_config.enable_expert_parallel": False,
+    "parallel_config.use_ubatching": False,
     "parallel_config._api_process_count": 1,
     "model_config.enable_prompt_embeds": False,
     "model_config.quantization": None,
@@ -38,6 +44,10 @@ PROVED: dict[str, Any] = {
     "model_config.is_hybrid": False,
     "model_config.is_attention_free": False,
     "model_config.enable_sleep_mode": False,
+    "model_config.is_diffusion": False,
+    "model_config.get_sliding_window": lambda: None,
+    "model_config.dtype": "bfloat16",
+    "lora_config.lora_dtype": "bfloat16",
     "scheduler_config.scheduler_cls": None,
     "lora_config.fully_sharded_loras": False,
     "lora_config.specialize_active_lora": False,
@@ -74,7 +84,18 @@ def test_the_proved_settings_pass(changed: dict[str, Any]) -> None:
         ({"parallel_config.pipeline_parallel_size": 2}, "pipeline parallelism"),
         ({"parallel_config.data_parallel_size": 2}, "data parallelism"),
         ({"parallel_config.decode_context_parallel_size": 2}, "context parallelism"),
-        ({"parallel_config.enable_dbo": True}, "dual-batch overlap"),
+        ({"parallel_config.prefill_context_parallel_size": 2}, "context parallelism"),
+        ({"parallel_config.enable_expert_parallel": True}, "expert parallelism"),
+        ({"parallel_config.use_ubatching": True}, "dual-batch overlap"),
+        ({"cache_config.cache_dtype": "fp8"}, "a quantised KV cache"),
+        ({"offload_config.uva.cpu_offload_gb": 4}, "weight offloading"),
+        ({"offload_config.prefetch.offload_group_size": 2}, "weight offloading"),
+        ({"weight_transfer_config": object()}, "weight transfer"),
+        ({"watermark_config": object()}, "watermarking"),
+        ({"model_config.is_diffusion": True}, "a diffusion language model"),
+        ({"model_config.get_sliding_window": lambda: 4096}, "sliding-window attention"),
+        ({"model_config.is_attention_free": True}, "attention-free"),
+        ({"lora_config.lora_dtype": "float16"}, "a lora_dtype other than the model's"),
         ({"parallel_config._api_process_count": 2}, "several API servers"),
         ({"model_config.enable_prompt_embeds": True}, "prompt embeddings"),
         ({"model_config.quantization": "fp8"}, "a quantised base model"),
@@ -90,6 +111,7 @@ def test_the_proved_settings_pass(changed: dict[str, Any]) -> None:
         ({"lora_config.fully_sharded_loras": True}, "fully_sharded_loras"),
         ({"lora_config.specialize_active_lora": True}, "specialize_active_lora"),
         ({"device_config.device_type": "cuda"}, "Model Runner V1 on a GPU"),
+        ({"use_v2_model_runner": True}, "Model Runner V2 on a CPU"),
     ],
 )
 def test_each_unproved_setting_is_refused_by_name(changed: dict[str, Any], message: str) -> None:
@@ -103,8 +125,8 @@ def test_a_second_cuda_stream_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
         refuse_unproved(settings({}))
 
 
-@pytest.mark.parametrize("as_list", [False, True])
-def test_a_guarded_method_refuses_prefill_only_adapters_alone(as_list: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("wrap", [lambda one: one, lambda one: [None, one], lambda one: (one,)])
+def test_a_guarded_method_refuses_prefill_only_adapters_alone(wrap: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patching, "ledger", [])
 
     class Engine:
@@ -115,7 +137,7 @@ def test_a_guarded_method_refuses_prefill_only_adapters_alone(as_list: bool, mon
 
     def ask(path: str) -> str:
         request = SimpleNamespace(lora_path=path)
-        return Engine().search("x", lora_request=[None, request] if as_list else request)
+        return Engine().search("x", lora_request=wrap(request))
 
     assert Engine().search("x") == ask("/peft") == ask("/a.preft#preft=lora:ab") == "x"
     with pytest.raises(PreftError, match="beam search is not possible with a prefill-only adapter"):

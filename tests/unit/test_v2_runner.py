@@ -1,4 +1,4 @@
-"""The V2 runner's seam, on CPU: real `LoraState` and `RequestState`, filled as the runner fills them, against the rule."""
+"""The V2 runner's seam, on CPU: vLLM's `LoraState` with request states as the runner keeps them, against the rule."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def adapter(id_: int, method: str = "lorap", name: str | None = None) -> Any:
 
 
 class Runner:
-    """The parts of `GPUModelRunner` that hold request states, and its own methods that fill them."""
+    """Stands for `GPUModelRunner`: its two request states, filled and asked in its order."""
 
     def __init__(self) -> None:
         from vllm.v1.worker.gpu.lora_utils import LoraState
@@ -204,9 +204,20 @@ def test_the_prefill_length_is_the_trap() -> None:
     assert runner.step({"r": 12})[1] != (9,) * 7 + (0,) * 5
 
 
-def test_the_runner_hands_its_states_over() -> None:
-    """`GPUModelRunner.__init__` is wrapped so that `LoraState` sees the states of the same runner."""
+def test_the_runner_hands_its_states_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`GPUModelRunner.__init__` is wrapped so that its `LoraState` sees the request states of the same runner."""
+    from vllm.v1.worker.gpu.lora_utils import LoraState
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
-    assert "vllm.v1.worker.gpu.model_runner.GPUModelRunner.__init__" in patching.ledger
-    assert GPUModelRunner.__init__.__module__ == "engine_patch.runners.v2"
+    def upstream(self: Any, number: int) -> None:
+        self.req_states, self.lora_state = SimpleNamespace(number=number), LoraState(MAX_REQUESTS)
+
+    monkeypatch.setattr(patching, "ledger", [])
+    monkeypatch.setattr(GPUModelRunner, "__init__", upstream)
+    v2.patch()
+    first, second = object.__new__(GPUModelRunner), object.__new__(GPUModelRunner)
+    GPUModelRunner.__init__(first, 1)
+    GPUModelRunner.__init__(second, 2)
+    assert first.lora_state.preft_req_states is first.req_states
+    assert second.lora_state.preft_req_states is second.req_states
+    assert second.lora_state.preft_prefill_only.tolist() == [False] * MAX_REQUESTS
