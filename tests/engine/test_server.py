@@ -315,11 +315,14 @@ def test_a_minute_of_replacing_and_asking_under_the_same_names(
         counts = [count.result() for count in asked]
     assert min(counts) > 5, counts
     met = dict.fromkeys(contents, 0)
-    for name, answer in answers:
+    unlike = {
+        json.dumps([name, answer["choices"], answer["prompt_token_ids"]]): (name, answer) for name, answer in answers
+    }
+    for name, answer in unlike.values():  # greedy answers: few differ
         if name == "one":
             right = [content for content, (_, adapter) in contents.items() if gap_to(adapter, answer, reference) < 1e-3]
             assert len(right) == 1
-            met[right[0]] += 1
+            met[right[0]] += sum(other["choices"] == answer["choices"] for _, other in answers)
         else:
             adapter = adapters[name][1] if name in adapters else None
             assert gap_to(adapter, answer, reference) < 1e-3
