@@ -36,6 +36,12 @@ def test_answers_equal_the_reference(dtype: str, engine: int, processes: str) ->
     assert "vllm.v1.worker.gpu.model_runner.GPUModelRunner" in ended.stdout
 
 
+@pytest.mark.parametrize("engine", [1, 4], ids=["caching-off", "priorities"])
+def test_answers_of_other_settings_equal_the_reference(engine: int) -> None:
+    ended = schedules(*("--schedules", 30, "--engine", engine, "--dtype", "float16"))
+    assert ended.returncode == 0, ended.stderr[-4000:]
+
+
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_answers_of_two_gpus_equal_the_reference() -> None:
     ended = schedules(*("--schedules", 60, "--engine", 2, "--dtype", "float16", "--tensor-parallel", 2))
