@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-# "module.Class.attribute" or "module.attribute" of everything replaced in this process, in order.
-ledger: list[str] = []
+
+@dataclass(frozen=True)
+class Replacement:
+    """`owner.attribute` was `upstream` (None: there was none) and is `ours`."""
+
+    owner: type | ModuleType
+    attribute: str
+    upstream: Any
+    ours: Any
+
+
+ledger: dict[str, Replacement] = {}
+"""Everything replaced in this process, in order, by "module.Class.attribute" or "module.attribute"."""
 
 
 def replace(owner: type | ModuleType, attribute: str, make: Callable[[Any], Any]) -> None:
@@ -20,5 +32,6 @@ def replace(owner: type | ModuleType, attribute: str, make: Callable[[Any], Any]
     if entry in ledger:
         return
     upstream = owner.__dict__.get(attribute)
-    setattr(owner, attribute, make(upstream))
-    ledger.append(entry)
+    ours = make(upstream)
+    setattr(owner, attribute, ours)
+    ledger[entry] = Replacement(owner, attribute, upstream, ours)

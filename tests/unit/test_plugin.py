@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +13,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from engine_patch import frontend, loading, patching, proved
+from engine_patch import frontend, loading, proved
 from engine_patch.base_model import BaseFingerprint
 from engine_patch.errors import PreftError
 from engine_patch.status import EVERYWHERE, RUNNERS
@@ -26,23 +25,11 @@ LORAP, LORA = adapter("a"), adapter("b", "lora")
 
 
 @pytest.fixture(autouse=True)
-def patched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """What the plugin and the server replace, put back after the test."""
-    monkeypatch.setattr(patching, "ledger", [])
-    replaced: list[tuple[Any, str, Any]] = []
-
-    def replace(owner: Any, attribute: str, make: Any) -> None:
-        replaced.append((owner, attribute, owner.__dict__[attribute]))
-        patching.replace(owner, attribute, make)
-
-    for module in (frontend, loading, proved):
-        monkeypatch.setattr(module, "replace", replace)
+def patched(upstream: None, tmp_path: Path) -> None:
+    """What the plugin and the server replace, in this test alone."""
     proved.patch()
     loading.patch()
     frontend.patch(frontend.AdapterDirectory({}, BaseFingerprint(hidden_size=4), tmp_path))
-    yield
-    for owner, attribute, upstream in reversed(replaced):
-        setattr(owner, attribute, upstream)
 
 
 def test_all_of_it_is_registered() -> None:

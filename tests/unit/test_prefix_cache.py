@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from engine_patch import patching, prefix_cache, scheduler
+from engine_patch import prefix_cache, scheduler
 from engine_patch.prefix_cache import phase_key
 from tests.unit.scheduling import BLOCK, Scheduling, adapter
 from tests.unit.tiny_llama import save_base
@@ -26,23 +26,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def stock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Upstream's functions, put back after the test."""
-    import importlib
-
-    from vllm.v1.core.sched.scheduler import Scheduler
-
-    monkeypatch.setattr(patching, "ledger", [])
-    monkeypatch.setattr(Scheduler, "schedule", Scheduler.schedule)
-    for name in prefix_cache.MODULES:
-        module = importlib.import_module(name)
-        for attribute in ("generate_block_hash_extra_keys", "_gen_lora_extra_hash_keys"):
-            if hasattr(module, attribute):
-                monkeypatch.setattr(module, attribute, getattr(module, attribute))
-
-
-@pytest.fixture
-def patched(stock: None) -> None:
+def patched(upstream: None) -> None:
     prefix_cache.patch()
     scheduler.patch()
 
@@ -94,7 +78,7 @@ def test_a_block_with_sampled_tokens_serves_no_later_prompt(
     assert num_cached == (computed if shares_answer else n) // BLOCK * BLOCK
 
 
-def test_upstream_would_serve_it(model: Path, stock: None) -> None:
+def test_upstream_would_serve_it(model: Path, upstream: None) -> None:
     """The fault that the patch is for."""
     scheduling, used = Scheduling(model), adapter("a")
     first = scheduling.add(PROMPT[: BLOCK + 7], used, max_tokens=3 * BLOCK)
@@ -131,7 +115,7 @@ def test_the_phase_of_a_block(n: int, start: int, end: int, key: Any) -> None:
     assert phase_key(n, start, end) == key
 
 
-def test_published_keys_tell_contents_apart(stock: None) -> None:
+def test_published_keys_tell_contents_apart(upstream: None) -> None:
     """vLLM's KV events carry the second item of every key, for routers that compare them."""
     from vllm.v1.core import kv_cache_utils
 

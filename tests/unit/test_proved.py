@@ -127,7 +127,7 @@ def test_a_second_cuda_stream_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize("wrap", [lambda one: one, lambda one: [None, one], lambda one: (one,)])
 def test_a_guarded_method_refuses_prefill_only_adapters_alone(wrap: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patching, "ledger", [])
+    monkeypatch.setattr(patching, "ledger", {})
 
     class Engine:
         def search(self, prompt: str, lora_request: Any = None) -> str:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 pytest.importorskip("vllm")
 
-from engine_patch import patching, scheduler
+from engine_patch import scheduler
 from tests.unit.scheduling import Scheduling, adapter
 from tests.unit.tiny_llama import save_base
 
@@ -22,17 +21,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def stock(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Upstream's `schedule`, put back after the test."""
-    from vllm.v1.core.sched.scheduler import Scheduler
-
-    monkeypatch.setattr(patching, "ledger", [])
-    monkeypatch.setattr(Scheduler, "schedule", Scheduler.schedule)
-    return Scheduler.schedule
-
-
-@pytest.fixture
-def patched(stock: Any) -> None:
+def patched(upstream: None) -> None:
     scheduler.patch()
 
 
@@ -47,7 +36,7 @@ def test_64_adapters_decode_at_once_with_two_slots(model: Path, patched: None) -
     assert decode_together(Scheduling(model, slots=2), 64) == 64
 
 
-def test_upstream_decodes_no_more_than_it_has_slots(model: Path, stock: Any) -> None:
+def test_upstream_decodes_no_more_than_it_has_slots(model: Path, upstream: None) -> None:
     """The fault that the patch is for; an all-token adapter still needs its slot to the end."""
     assert decode_together(Scheduling(model, slots=2), 64) == 2
     scheduler.patch()
@@ -115,7 +104,7 @@ def test_a_request_whose_adapter_is_not_resident_waits_a_bounded_number_of_steps
     assert not scheduling.scheduler.has_unfinished_requests()  # those that were hidden came back
 
 
-def test_upstream_lets_it_wait_for_ever(model: Path, stock: Any) -> None:
+def test_upstream_lets_it_wait_for_ever(model: Path, upstream: None) -> None:
     scheduling = Scheduling(model, slots=1)
     popular = adapter("popular")
     scheduling.add([1] * 90, popular, max_tokens=12)

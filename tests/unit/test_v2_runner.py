@@ -23,18 +23,8 @@ MAX_REQUESTS = 12
 
 
 @pytest.fixture(autouse=True)
-def patched(monkeypatch: pytest.MonkeyPatch) -> None:
+def patched(upstream: None) -> None:
     """The patch, in this test alone."""
-    from vllm.v1.worker.gpu.lora_utils import LoraState
-    from vllm.v1.worker.gpu.model_runner import GPUModelRunner
-
-    monkeypatch.setattr(patching, "ledger", [])
-    for owner, names in (
-        (LoraState, ("add_request", "make_lora_inputs", "get_activate_loras")),
-        (GPUModelRunner, ("__init__",)),
-    ):
-        for name in names:
-            monkeypatch.setattr(owner, name, owner.__dict__[name])
     v2.patch()
 
 
@@ -209,11 +199,11 @@ def test_the_runner_hands_its_states_over(monkeypatch: pytest.MonkeyPatch) -> No
     from vllm.v1.worker.gpu.lora_utils import LoraState
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
-    def upstream(self: Any, number: int) -> None:
+    def init(self: Any, number: int) -> None:
         self.req_states, self.lora_state = SimpleNamespace(number=number), LoraState(MAX_REQUESTS)
 
-    monkeypatch.setattr(patching, "ledger", [])
-    monkeypatch.setattr(GPUModelRunner, "__init__", upstream)
+    monkeypatch.setattr(patching, "ledger", {})
+    monkeypatch.setattr(GPUModelRunner, "__init__", init)
     v2.patch()
     first, second = object.__new__(GPUModelRunner), object.__new__(GPUModelRunner)
     GPUModelRunner.__init__(first, 1)
