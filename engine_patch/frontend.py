@@ -34,9 +34,18 @@ Stamp = tuple[int, int, int]
 class AdapterDirectory:
     """Names to adapter files, and which content of each the engine has accepted."""
 
-    def __init__(self, paths: dict[str, Path], base: BaseFingerprint, copies: Path) -> None:
-        """`copies`: a folder of this server's own, for the files that its engine may read again at any time."""
-        self.paths, self._base, self._copies = paths, base, copies
+    def __init__(
+        self, paths: dict[str, Path], base: BaseFingerprint, copies: Path, template: str | None = None
+    ) -> None:
+        """The adapters of a server.
+
+        Args:
+            paths: the file of each name.
+            base: the model that they must belong to.
+            copies: a folder of this server's own, for the files that its engine may read again at any time.
+            template: digest of the server's chat template; None where it is not known.
+        """
+        self.paths, self._base, self._copies, self._template = paths, base, copies, template
         self.admitted: dict[str, Stamp] = {}
         self._locks: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         copies.mkdir(parents=True, exist_ok=True)
@@ -45,11 +54,14 @@ class AdapterDirectory:
         """The `LoRARequest` for what the file of `name` holds now.
 
         Raises:
-            PreftError: the file is gone or damaged, or belongs to another base model.
+            PreftError: the file is gone or damaged, or belongs to another base model or chat template.
         """
         header = read_header(self.paths[name])
         if difference := header.base.mismatch(self._base):
             raise PreftError(f"adapter {name!r} belongs to another base model: {difference}")
+        trained_with = header.meta.get("chat_template_digest")
+        if self._template and trained_with and trained_with != self._template:
+            raise PreftError(f"adapter {name!r} was trained with another chat template than this server uses")
         return request_for(name, self.paths[name], header)
 
     async def admit(self, models: Any, name: str) -> None:
@@ -64,8 +76,11 @@ class AdapterDirectory:
             stamp = file_stamp(self.paths[name])
             if self.admitted.get(name) == stamp:
                 return
-            while (request := self._with_own_file(self.request(name))) is None:
-                stamp = file_stamp(self.paths[name])
+            try:
+                while (request := self._with_own_file(self.request(name))) is None:
+                    stamp = file_stamp(self.paths[name])
+            except OSError as error:
+                raise PreftError(f"adapter {name!r} cannot be read: {error.strerror} ({error.filename})") from error
             try:
                 await models.engine_client.add_lora(request)
             except Exception as error:
@@ -82,7 +97,7 @@ class AdapterDirectory:
         ref = parse_ref(request.lora_path)
         assert ref is not None
         own = self._copies / f"{ref.digest}{ref.path.suffix}"
-        if not own.exists():
+        if not own.exists() or read_header(own).digest != ref.digest:
             aside = own.with_name(f"new-{own.name}")
             aside.unlink(missing_ok=True)
             try:

@@ -43,7 +43,12 @@ def patch() -> None:
         def add_adapter(self: Any, lora_request: Any) -> Any:
             if self._adapter_manager.get_adapter(lora_request.lora_int_id) is not None:
                 require_same_content(self.preft_contents, lora_request)
-            return upstream(self, lora_request)
+            try:
+                return upstream(self, lora_request)
+            except Exception:
+                # Upstream has entered it before its slot is filled, and would take it for loaded the next time.
+                self._adapter_manager.remove_adapter(lora_request.lora_int_id)
+                raise
 
         return add_adapter
 
@@ -95,7 +100,7 @@ def check_fits(adapter: Adapter, ref: AdapterRef, manager: Any) -> None:
     """Refuse an adapter that this engine cannot serve exactly.
 
     Raises:
-        PreftError: other base model, a rank above the engine's limit, or modules that the engine does not have.
+        PreftError: other base model, a rank above the engine's limit, modules that the engine does not have, or of other sizes.
     """
     inner = manager._adapter_manager
     limit = manager.lora_config.max_lora_rank
@@ -106,11 +111,36 @@ def check_fits(adapter: Adapter, ref: AdapterRef, manager: Any) -> None:
     served = BaseFingerprint.from_hf_config(inner.model.config)
     if difference := adapter.base.mismatch(served):
         raise PreftError(f"{ref.path} belongs to another base model: {difference}")
-    servable = set(inner.modules) - set(inner.packed_modules)
-    for parts in inner.packed_modules.values():
-        servable.update(parts)
-    if unknown := sorted(set(adapter.loras) - servable):
+    shapes = servable_shapes(inner)
+    if unknown := sorted(set(adapter.loras) - set(shapes)):
         raise PreftError(f"{ref.path} adapts modules that this engine does not have: {', '.join(unknown[:5])}")
+    for name, pair in adapter.loras.items():
+        found = (pair.a.shape[1], pair.b.shape[0])
+        if found != shapes[name]:
+            raise PreftError(
+                f"{ref.path} does not fit this engine: {name} goes from {found[0]} to {found[1]} features there,"
+                f" from {shapes[name][0]} to {shapes[name][1]} here"
+            )
+
+
+def servable_shapes(inner: Any) -> dict[str, tuple[int, int]]:
+    """(in, out) features of every linear layer that vLLM's adapter manager wraps, as on one device, by its name in the model."""
+    shapes = {}
+    for name, layer in inner.modules.items():
+        base = layer.base_layer
+        if not hasattr(base, "output_size"):  # embeddings and the LM head
+            continue
+        parts = inner.packed_modules.get(name)
+        if not parts:
+            shapes[name] = (base.input_size, base.output_size)
+            continue
+        if hasattr(base, "total_num_kv_heads"):  # `output_sizes` counts key and value heads once for each device
+            kv_heads, v_size = base.total_num_kv_heads, getattr(base, "v_head_size", base.head_size)
+            sizes = [base.total_num_heads * base.head_size, kv_heads * base.head_size, kv_heads * v_size]
+        else:
+            sizes = base.output_sizes
+        shapes |= {part: (base.input_size, size) for part, size in zip(parts, sizes, strict=True)}
+    return shapes
 
 
 def to_lora_model(adapter: Adapter, lora_int_id: int, dtype: Any) -> Any:

@@ -1,8 +1,8 @@
 """vLLM's OpenAI server with a folder of adapters: `python -m engine_patch.server MANIFEST [vLLM's own arguments]`.
 
-The manifest is JSON, `{"adapters": {name: path of a .preft file}, "base": fingerprint}`; links to the adapters in use lie in
-a folder beside it. Started as a module because `vllm serve` asks for the metadata of a distribution named vllm, which the CPU
-build lacks.
+The manifest is JSON: `{"adapters": {name: path of a .preft file}, "base": fingerprint, "chat_template": digest or null}`.
+Links to the adapters in use lie in a folder beside it. Started as a module because `vllm serve` asks for the metadata of a
+distribution named vllm, which the CPU build lacks.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ REFUSED_ENVIRONMENT = {
 """Environment variables of vLLM under which a server would answer from wrong weights."""
 
 
-def read_manifest(path: Path) -> tuple[dict[str, Path], BaseFingerprint]:
-    """Adapter names to files, and the base model that they must belong to."""
+def read_manifest(path: Path) -> tuple[dict[str, Path], BaseFingerprint, str | None]:
+    """Adapter names to files, the base model that they must belong to, and the digest of the chat template."""
     manifest = json.loads(path.read_text(encoding="utf-8"))
     adapters = {str(name): Path(file) for name, file in manifest["adapters"].items()}
-    return adapters, BaseFingerprint.from_dict(manifest["base"])
+    return adapters, BaseFingerprint.from_dict(manifest["base"]), manifest["chat_template"]
 
 
 def prepare(manifest: Path) -> None:
@@ -49,7 +49,8 @@ def prepare(manifest: Path) -> None:
     if not plugin.registered():
         raise PreftError("the preft plugin is not active in vLLM; its error is above (preft doctor may tell more)")
     contract.check(contract.SERVER_SYMBOLS)
-    directory = frontend.AdapterDirectory(*read_manifest(manifest), copies=manifest.parent / "live")
+    adapters, base, template = read_manifest(manifest)
+    directory = frontend.AdapterDirectory(adapters, base, manifest.parent / "live", template)
     frontend.patch(directory)
     status_route.patch(directory)
 

@@ -10,7 +10,7 @@ import importlib
 import importlib.metadata
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from engine_patch import contract, status
 from engine_patch.errors import PreftError
@@ -40,7 +40,7 @@ class ServerStatus(BaseModel):
     vllm: str
     prefix_caching: bool
     adapters: AdapterCounts
-    processes: list[status.ProcessStatus]
+    processes: list[status.ProcessStatus] = Field(min_length=1)
 
 
 async def server_status(engine_client: Any, directory: AdapterDirectory) -> ServerStatus:

@@ -23,14 +23,17 @@ def fetch(url: str) -> ServerStatus:
     Raises:
         UserError: no server is there, it is not preft's, or its engine does not answer.
     """
-    address = f"{url.rstrip('/')}/preft/status"
+    address = f"{url.rstrip('/').removesuffix('/v1')}/preft/status"
     try:
-        with urllib.request.urlopen(address, timeout=TIMEOUT_S) as answer:
-            body = answer.read()
-    except urllib.error.HTTPError as error:
-        body = error.read()
-        if error.code != 503:  # which carries a status too
-            raise UserError(f"{address} answers {error.code}: no server of preft (preft serve starts one)") from error
+        try:
+            with urllib.request.urlopen(address, timeout=TIMEOUT_S) as answer:
+                body = answer.read()
+        except urllib.error.HTTPError as error:
+            if error.code != 503:  # which carries a status too
+                raise UserError(
+                    f"{address} answers {error.code}: no server of preft (preft serve starts one)"
+                ) from error
+            body = error.read()
     except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
         raise UserError(
@@ -50,5 +53,5 @@ def parse(address: str, body: bytes) -> ServerStatus:
         if isinstance(document, dict) and "error" in document:
             raise UserError(f"{address}: not live: {document['error']}")
         return ServerStatus.model_validate(document)
-    except (json.JSONDecodeError, UnicodeDecodeError, ValidationError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError, ValidationError) as error:
         raise UserError(f"{address} does not answer as a server of preft does") from error

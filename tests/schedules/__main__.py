@@ -80,6 +80,7 @@ def run(arguments: argparse.Namespace, used: Material, tally: Tally, seen: Seen)
                     check(schedule, driver.run(schedule), used, tally, f"engine {index}, schedule {seed}", exact)
                     if tally.misses:
                         return
+        tally.reloads_midway += driver.reloads_midway
         print(f"engine {index}: {tally.schedules} schedules", file=sys.stderr, flush=True)
     if not exact:
         check_spread(tally, arguments.dtype)

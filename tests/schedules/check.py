@@ -29,7 +29,7 @@ class Tally:
 
     schedules: int = 0
     requests: int = 0
-    reloads: int = 0
+    reloads_midway: int = 0
     samples: int = 0
     tokens: int = 0
     prompt_logprobs: int = 0
@@ -90,7 +90,6 @@ def check(schedule: Schedule, answers: list[Answer], material: Material, tally: 
     """
     tally.schedules += 1
     tally.requests += len(schedule.asks)
-    tally.reloads += len(schedule.reloads)
     tally.misses += [f"{where}: {what}" for ask in schedule.asks for what in missing(ask, answers)]
     for answer in answers:
         tally.samples += 1

@@ -67,6 +67,8 @@ class Driver:
         self._engine, self._files = llm.llm_engine, files
         self._content: dict[str, int] = {}
         self._count = 0
+        self.reloads_midway = 0
+        """Names that came to stand for another content while requests for the former were running."""
 
     def run(self, schedule: Schedule) -> list[Answer]:
         """Step the engine until everything has ended; the answers of all samples."""
@@ -79,6 +81,8 @@ class Driver:
         while waiting or running:
             while reloads and reloads[0][0] <= step:
                 _, name, content = reloads.pop(0)
+                asking = any(schedule.asks[index].name == name for index, _ in running.values())
+                self.reloads_midway += asking and self._content.get(name) not in (None, content)
                 self._content[name] = content
             for index, ask in list(waiting):
                 if ask.arrival > step or (ask.second_turn_of is not None and ask.second_turn_of not in ended):

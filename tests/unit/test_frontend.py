@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -112,3 +113,26 @@ def test_a_file_replaced_while_it_is_admitted_is_read_again(store: Path, monkeyp
     monkeypatch.setattr(AdapterDirectory, "request", replaced_meanwhile)
     assert asyncio.run(digest(directory, models)) == adapter(2).digest()
     assert directory.admitted["x"] == file_stamp(store / "x.preft")
+
+
+def test_a_file_of_another_chat_template_is_not_admitted_later_either(store: Path) -> None:
+    directory, models = serving(store)
+    directory._template = "t1"
+    asyncio.run(digest(directory, models))  # names none
+    write_adapter(store / "x.preft", dataclasses.replace(adapter(2), meta={"chat_template_digest": "t2"}))
+    with pytest.raises(PreftError, match="trained with another chat template"):
+        asyncio.run(digest(directory, models))
+
+
+def test_a_file_that_vanishes_while_it_is_admitted_is_a_refusal(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory, models = serving(store)
+    upstream = AdapterDirectory.request
+
+    def vanishing(self: AdapterDirectory, name: str) -> Any:
+        request = upstream(self, name)
+        (store / "x.preft").unlink()
+        return request
+
+    monkeypatch.setattr(AdapterDirectory, "request", vanishing)
+    with pytest.raises(PreftError, match="adapter 'x' cannot be read: No such file"):
+        asyncio.run(digest(directory, models))

@@ -21,6 +21,12 @@ from engine_patch.store.file import write_adapter
 from tests.unit.scheduling import adapter as request_for
 
 CONFIG = SimpleNamespace(hidden_size=4, num_hidden_layers=1, vocab_size=8)
+LINEAR = {"input_size": 4, "output_size": 4}
+HEADS = {
+    "total_num_kv_heads": 1,
+    "head_size": 2,
+    "output_sizes": [4, 4, 4],
+}  # as on two devices: each holds the one head
 LAYER = "model.layers.0.self_attn"
 
 
@@ -34,7 +40,11 @@ def manager(limit: int = 8) -> Any:
     """The parts of vLLM's worker manager that say what it can hold: one fused layer and one plain one."""
     inner = SimpleNamespace(
         model=SimpleNamespace(config=CONFIG),
-        modules={f"{LAYER}.qkv_proj": None, f"{LAYER}.o_proj": None},
+        modules={
+            f"{LAYER}.qkv_proj": SimpleNamespace(base_layer=SimpleNamespace(**LINEAR, total_num_heads=2, **HEADS)),
+            f"{LAYER}.o_proj": SimpleNamespace(base_layer=SimpleNamespace(**LINEAR)),
+            "lm_head": SimpleNamespace(base_layer=SimpleNamespace()),
+        },
         packed_modules={f"{LAYER}.qkv_proj": [f"{LAYER}.q_proj", f"{LAYER}.k_proj", f"{LAYER}.v_proj"]},
     )
     return SimpleNamespace(_adapter_manager=inner, lora_config=SimpleNamespace(max_lora_rank=limit))
@@ -52,6 +62,24 @@ def test_an_adapter_whose_names_match_no_module_is_refused(module: str) -> None:
     """cases 18: a stock server would answer as the base model (vllm 34186)."""
     with pytest.raises(PreftError, match=f"adapts modules that this engine does not have: {module}"):
         check_fits(adapter(f"{LAYER}.q_proj", module), REF, manager())
+
+
+@pytest.mark.parametrize(
+    ("module", "width", "out"),
+    [("q_proj", 6, 4), ("q_proj", 2, 4), ("q_proj", 4, 2), ("k_proj", 4, 4), ("o_proj", 4, 6)],
+)
+def test_tensors_of_another_size_are_refused_also_where_vllm_would_pad_them(module: str, width: int, out: int) -> None:
+    """Smaller ones fit into a slot, and would answer with a part of the weights."""
+    wrong = adapter(f"{LAYER}.q_proj")
+    wrong.loras[f"{LAYER}.{module}"] = LoraPair(torch.randn(2, width), torch.randn(out, 2), 1.0)
+    with pytest.raises(PreftError, match=f"{module} goes from {width} to {out} features there"):
+        check_fits(wrong, REF, manager())
+
+
+def test_key_heads_that_every_device_holds_count_once() -> None:
+    fits = adapter(f"{LAYER}.q_proj")
+    fits.loras[f"{LAYER}.k_proj"] = LoraPair(torch.randn(2, 4), torch.randn(2, 2), 1.0)
+    check_fits(fits, REF, manager())
 
 
 def test_a_rank_above_the_limit_and_another_base_are_refused() -> None:

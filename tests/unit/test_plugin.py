@@ -98,6 +98,19 @@ def test_a_worker_takes_no_id_for_another_content() -> None:
         LRUCacheWorkerLoRAManager.add_adapter(worker_manager(), adapter("a", id_=5))
 
 
+def test_an_adapter_that_fails_while_it_fills_its_slot_is_not_taken_for_loaded() -> None:
+    """Upstream enters it first; the next request would be answered from a slot that is half filled."""
+    from vllm.lora.worker_manager import LRUCacheWorkerLoRAManager
+
+    manager, removed = worker_manager(), []
+    manager.list_adapters = set
+    manager._adapter_manager.remove_adapter = removed.append
+    manager._load_adapter = lambda request: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        LRUCacheWorkerLoRAManager.add_adapter(manager, LORAP)
+    assert removed == [LORAP.lora_int_id]
+
+
 @pytest.mark.parametrize("asked", [LORAP, [None, LORAP]])
 def test_beam_search_is_refused(asked: Any) -> None:
     from vllm.entrypoints.generate.beam_search.offline import BeamSearchOfflineMixin

@@ -78,6 +78,8 @@ def test_says_what_each_process_says(
         (404, b"{}", "answers 404: no server of preft"),
         (200, b"<html>", "does not answer as a server of preft does"),
         (200, b'{"live": true}', "does not answer as a server of preft does"),
+        (200, json.dumps(LIVE | {"processes": []}).encode(), "does not answer as a server of preft does"),
+        (200, b"[" * 100_000, "does not answer as a server of preft does"),
         (200, b"[1]", "does not answer as a server of preft does"),
         (503, b'{"live": false, "error": "the engine is dead"}', "not live: the engine is dead"),
         (500, b"oops", "answers 500"),
@@ -110,6 +112,7 @@ def test_the_config_names_the_server(
 ) -> None:
     monkeypatch.setattr(Answers, "body", json.dumps(LIVE).encode())
     assert ask("--set", f"serve.port={server.rsplit(':', 1)[1]}") == 0
+    assert ask("--url", f"{server}/v1") == 0  # as the ready line prints it
     assert f"{server}: live" in capsys.readouterr().out
 
 
