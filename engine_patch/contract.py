@@ -30,6 +30,14 @@ class Symbol:
 
 
 ENGINE_SYMBOLS = (
+    Symbol("vllm.model_executor.layers.linear", "QKVParallelLinear.__init__", "d75b60cbaed5716a", "sizes of a layer"),
+    Symbol(
+        "vllm.model_executor.layers.linear",
+        "MergedColumnParallelLinear.__init__",
+        "6876b03a213b1df4",
+        "sizes of a layer",
+    ),
+    Symbol("vllm.model_executor.layers.linear", "LinearBase.__init__", "93bcf42cb262041a", "sizes of a layer"),
     Symbol(
         "vllm.v1.core.sched.output",
         "NewRequestData.from_request",

@@ -241,6 +241,23 @@ def test_a_file_of_another_base_model_is_refused_also_later(server: Server, fold
     (folder / "one.preft").write_bytes(kept)
 
 
+@pytest.mark.parametrize("change", [64, -64])
+def test_tensors_of_another_size_are_refused_each_time(server: Server, folder: Path, smollm2: Any, change: int) -> None:
+    """Larger ones do not fit into a slot; smaller ones do, and would answer with a part of the weights."""
+    kept = (folder / "one.preft").read_bytes()
+    modules = linear_modules(smollm2)
+    name = next(iter(modules))
+    wrong = {**modules, name: (modules[name][0] + change, modules[name][1])}
+    write_adapter(folder / "one.preft", random_adapter(wrong, smollm2.fingerprint, seed=6))
+    for _ in range(2):
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            server.chat("one", "hello", max_tokens=2)
+        assert caught.value.code == 400
+        assert f"{name} goes from {wrong[name][0]}" in caught.value.read().decode()
+    (folder / "one.preft").write_bytes(kept)
+    assert server.chat("one", "hello", max_tokens=2)["choices"]
+
+
 def test_an_adapter_that_was_dropped_comes_back_with_what_it_was_admitted_with(server: Server, folder: Path) -> None:
     """Its file is replaced while a request for it waits behind another adapter's, and the engine has to read it again."""
     with ThreadPoolExecutor() as pool:
