@@ -19,6 +19,9 @@ HALF = {"bfloat16": (0.1, 0.4, 0.6), "float16": (0.0125, 0.06, 0.1)}
 """The same in 8 and 11 bits, where rounding alone can move one by a unit: on the mean, on 99% of them, and on every answer's
 root mean square."""
 
+LONG = 8
+"""Tokens of an answer that is judged alone: in fewer, rounding can point where a fault does by chance."""
+
 LEANING = 0.1
 """Bound on how far half precision may lean from the right mask (0) to a wrong one (1)."""
 
@@ -117,13 +120,12 @@ def check_spread(tally: Tally, dtype: str) -> None:
     ]
     if not abs(leaning(tally.leanings)) < LEANING:
         tally.misses.append(f"leans by {leaning(tally.leanings):.3g} to a mask that is off by one")
-    loud = [
-        one for one in tally.leanings if one.fault_rms > 4 * statistics.median(other.rms for other in tally.leanings)
-    ]
+    usual = statistics.median(one.rms for one in tally.leanings)
+    alone = [one for one in tally.leanings if one.tokens >= LONG and one.fault_rms > 4 * usual]
     tally.misses += [
-        f"an answer leans by {one.to_fault:.3g} to a mask that is off by one" for one in loud if one.to_fault > 0.5
+        f"an answer leans by {one.to_fault:.3g} to a mask that is off by one" for one in alone if one.is_faulty
     ]
-    tally.judged_alone = len(loud)
+    tally.judged_alone = len(alone)
 
 
 class Leaning(NamedTuple):
@@ -135,6 +137,14 @@ class Leaning(NamedTuple):
     """How much that fault would move them."""
     rms: float
     """How much they differ from the reference."""
+    rest_rms: float
+    """How much of that is not along the fault."""
+    tokens: int
+
+    @property
+    def is_faulty(self) -> bool:
+        """Nearer to the faulty reference, and by what the fault explains: rounding has no such direction in many tokens."""
+        return self.to_fault > 0.5 and self.rest_rms < 0.5 * self.to_fault * self.fault_rms
 
 
 def lean(answer: Answer, material: Material) -> Leaning:
@@ -142,9 +152,12 @@ def lean(answer: Answer, material: Material) -> Leaning:
     served = torch.tensor(answer.logprobs)
     right, faulty = (expected(answer, material, len(served), shift) for shift in (0, -1))
     gap, fault = served - right, faulty - right
-    return Leaning(
-        float(gap @ fault / (fault @ fault)), float(fault.square().mean().sqrt()), float(gap.square().mean().sqrt())
-    )
+    to_fault = float(gap @ fault / (fault @ fault))
+
+    def size(values: torch.Tensor) -> float:
+        return float(values.square().mean().sqrt())
+
+    return Leaning(to_fault, size(fault), size(gap), size(gap - to_fault * fault), len(served))
 
 
 def leaning(leanings: list[Leaning]) -> float:
