@@ -24,6 +24,8 @@ class Served(NamedTuple):
     """What is left out, each with its reason."""
     max_lora_rank: int
     """The rank limit of the engine: the smallest of vLLM's that holds all of them."""
+    template_digest: str | None
+    """Of the chat template that the server uses."""
 
 
 def choose(collected: Collected, max_lora_rank: int | None, template_digest: str | None) -> Served:
@@ -37,7 +39,7 @@ def choose(collected: Collected, max_lora_rank: int | None, template_digest: str
     ranks = {name: header.rank for name, header in collected.headers.items()}
     wanted = max_lora_rank or max(ranks.values(), default=16)
     limit = next((rank for rank in LORA_RANKS if rank >= wanted), LORA_RANKS[-1])
-    served = Served({}, list(collected.rejected), limit)
+    served = Served({}, list(collected.rejected), limit, template_digest)
     for name, path in collected.adapters.items():
         trained_with = collected.headers[name].meta.get("chat_template_digest")
         if ranks[name] > limit:

@@ -47,10 +47,8 @@ def serve(plan: ServePlan) -> int:
     with tempfile.TemporaryDirectory(prefix="preft-serve-") as folder:
         manifest = Path(folder) / "manifest.json"
         adapters = {name: str(path) for name, path in served.adapters.items()}
-        template = template_digest(base, plan.chat_template)
-        manifest.write_text(
-            json.dumps({"adapters": adapters, "base": base.fingerprint.to_dict(), "chat_template": template})
-        )
+        what = {"adapters": adapters, "base": base.fingerprint.to_dict(), "chat_template": served.template_digest}
+        manifest.write_text(json.dumps(what))
         arguments = plan.arguments(str(base.path), served.max_lora_rank)
         command = [sys.executable, "-m", "engine_patch.server", str(manifest), *arguments]
         return _run(command, {**os.environ, **_defaults(plan.environment), "PREFT_END_WITH_STDIN": "1"}, plan.url)

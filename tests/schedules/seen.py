@@ -29,7 +29,7 @@ class Seen:
     """Steps with adapted and with unadapted tokens."""
     most_adapters_in_a_step: int = 0
     engines: list[dict[str, Any]] = field(default_factory=list)
-    """What ran: runner, attention, scheduling, graphs."""
+    """What ran: runner, scheduling, graphs."""
 
     @contextmanager
     def watch(self, llm: Any) -> Iterator[None]:
@@ -57,8 +57,8 @@ class Seen:
         finally:
             runner.adapted_counts, runner.token_adapters = counted, mapped
             metrics = {metric.name: metric for metric in llm.get_metrics()}
-            for field, name in METRICS.items():
-                setattr(self, field, getattr(self, field) + metrics[name].value)
+            for counter, name in METRICS.items():
+                setattr(self, counter, getattr(self, counter) + metrics[name].value)
 
 
 def describe(llm: Any) -> dict[str, Any]:

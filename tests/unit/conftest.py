@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -28,3 +29,13 @@ def upstream() -> Iterator[None]:
     for one in before.values():
         setattr(one.owner, one.attribute, one.ours)
     patching.ledger.update(before)
+
+
+@pytest.fixture(scope="session")
+def scheduler_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder for `tests.unit.scheduling`, which computes nothing with it."""
+    from tests.unit.tiny_llama import save_base
+
+    folder = tmp_path_factory.mktemp("scheduler") / "model"
+    save_base(folder, max_position_embeddings=256)
+    return folder

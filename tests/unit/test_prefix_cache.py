@@ -13,16 +13,8 @@ pytest.importorskip("vllm")
 from engine_patch import prefix_cache, scheduler
 from engine_patch.prefix_cache import phase_key
 from tests.unit.scheduling import BLOCK, Scheduling, adapter
-from tests.unit.tiny_llama import save_base
 
 PROMPT = list(range(100, 100 + 3 * BLOCK))
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("cache") / "model"
-    save_base(folder, max_position_embeddings=256)
-    return folder
 
 
 @pytest.fixture
@@ -31,9 +23,9 @@ def patched(upstream: None) -> None:
     scheduler.patch()
 
 
-def cached(model: Path, first: Any, second: Any, prompt: list[int] = PROMPT) -> int:
+def cached(scheduler_model: Path, first: Any, second: Any, prompt: list[int] = PROMPT) -> int:
     """Tokens of `prompt` that the second adapter's request takes from what the first one's has computed."""
-    scheduling = Scheduling(model)
+    scheduling = Scheduling(scheduler_model)
     scheduling.add(prompt, first, max_tokens=1)
     while scheduling.scheduler.has_unfinished_requests():
         scheduling.step()
@@ -57,18 +49,20 @@ A, B = adapter("a"), adapter("b")
         (A, adapter("a", "lora"), False),  # the same weights on all tokens
     ],
 )
-def test_blocks_are_shared_by_content_alone(model: Path, patched: None, first: Any, second: Any, shared: bool) -> None:
+def test_blocks_are_shared_by_content_alone(
+    scheduler_model: Path, patched: None, first: Any, second: Any, shared: bool
+) -> None:
     # The last token is always computed.
-    assert cached(model, first, second) == (2 * BLOCK if shared else 0)
+    assert cached(scheduler_model, first, second) == (2 * BLOCK if shared else 0)
 
 
 @pytest.mark.parametrize("n", [BLOCK - 1, BLOCK, BLOCK + 1, BLOCK + 7])
 @pytest.mark.parametrize(("method", "shares_answer"), [("lorap", False), ("lora", True)])
 def test_a_block_with_sampled_tokens_serves_no_later_prompt(
-    model: Path, patched: None, n: int, method: str, shares_answer: bool
+    scheduler_model: Path, patched: None, n: int, method: str, shares_answer: bool
 ) -> None:
     """Turn two of a chat: prompt and answer of turn one are its prompt."""
-    scheduling, used = Scheduling(model), adapter("a", method)
+    scheduling, used = Scheduling(scheduler_model), adapter("a", method)
     first = scheduling.add(PROMPT[:n], used, max_tokens=3 * BLOCK)
     while scheduling.scheduler.has_unfinished_requests():
         scheduling.step()
@@ -78,9 +72,9 @@ def test_a_block_with_sampled_tokens_serves_no_later_prompt(
     assert num_cached == (computed if shares_answer else n) // BLOCK * BLOCK
 
 
-def test_upstream_would_serve_it(model: Path, upstream: None) -> None:
+def test_upstream_would_serve_it(scheduler_model: Path, upstream: None) -> None:
     """The fault that the patch is for."""
-    scheduling, used = Scheduling(model), adapter("a")
+    scheduling, used = Scheduling(scheduler_model), adapter("a")
     first = scheduling.add(PROMPT[: BLOCK + 7], used, max_tokens=3 * BLOCK)
     while scheduling.scheduler.has_unfinished_requests():
         scheduling.step()
@@ -88,9 +82,9 @@ def test_upstream_would_serve_it(model: Path, upstream: None) -> None:
     assert second.num_tokens - scheduling.step()[second.request_id] > BLOCK
 
 
-def test_a_preempted_request_finds_its_own_blocks_again(model: Path, patched: None) -> None:
+def test_a_preempted_request_finds_its_own_blocks_again(scheduler_model: Path, patched: None) -> None:
     """With sampled tokens in them: for this request they are what it would compute."""
-    scheduling = Scheduling(model)
+    scheduling = Scheduling(scheduler_model)
     request = scheduling.add(PROMPT[: BLOCK + 7], adapter("a"), max_tokens=3 * BLOCK)
     for _ in range(2 * BLOCK):
         scheduling.step()
@@ -130,10 +124,10 @@ def test_published_keys_tell_contents_apart(upstream: None) -> None:
     assert published == [[("lorap:a", 4)], [("lorap:b", 4)], [("lora:a",)]]
 
 
-def test_all_events_of_a_request_carry_its_adapter(model: Path, patched: None) -> None:
+def test_all_events_of_a_request_carry_its_adapter(scheduler_model: Path, patched: None) -> None:
     """Also those of blocks that fill up while it holds no slot."""
     used = adapter("a")
-    scheduling = Scheduling(model, kv_events=True)
+    scheduling = Scheduling(scheduler_model, kv_events=True)
     scheduling.add(PROMPT[: BLOCK + 7], used, max_tokens=3 * BLOCK)
     while scheduling.scheduler.has_unfinished_requests():
         scheduling.step()

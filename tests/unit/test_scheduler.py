@@ -10,14 +10,6 @@ pytest.importorskip("vllm")
 
 from engine_patch import scheduler
 from tests.unit.scheduling import Scheduling, adapter
-from tests.unit.tiny_llama import save_base
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("scheduler") / "model"
-    save_base(folder, max_position_embeddings=256)
-    return folder
 
 
 @pytest.fixture
@@ -32,19 +24,21 @@ def decode_together(scheduling: Scheduling, count: int, method: str = "lorap") -
     return max(len(scheduling.step()) for _ in range(count))
 
 
-def test_64_adapters_decode_at_once_with_two_slots(model: Path, patched: None) -> None:
-    assert decode_together(Scheduling(model, slots=2), 64) == 64
+def test_64_adapters_decode_at_once_with_two_slots(scheduler_model: Path, patched: None) -> None:
+    assert decode_together(Scheduling(scheduler_model, slots=2), 64) == 64
 
 
-def test_upstream_decodes_no_more_than_it_has_slots(model: Path, upstream: None) -> None:
+def test_upstream_decodes_no_more_than_it_has_slots(scheduler_model: Path, upstream: None) -> None:
     """The fault that the patch is for; an all-token adapter still needs its slot to the end."""
-    assert decode_together(Scheduling(model, slots=2), 64) == 2
+    assert decode_together(Scheduling(scheduler_model, slots=2), 64) == 2
     scheduler.patch()
-    assert decode_together(Scheduling(model, slots=2), 64, "lora") == 2
+    assert decode_together(Scheduling(scheduler_model, slots=2), 64, "lora") == 2
 
 
-def test_never_more_adapters_compute_prompts_than_there_are_slots(model: Path, patched: None) -> None:
-    scheduling = Scheduling(model, slots=2, budget=64)  # the second prompt of a step is cut, and has a rest in the next
+def test_never_more_adapters_compute_prompts_than_there_are_slots(scheduler_model: Path, patched: None) -> None:
+    scheduling = Scheduling(
+        scheduler_model, slots=2, budget=64
+    )  # the second prompt of a step is cut, and has a rest in the next
     requests = {r.request_id: r for r in (scheduling.add([1] * 40, adapter(f"long{i}")) for i in range(6))}
     while scheduling.scheduler.has_unfinished_requests():
         before = {id_: request.num_computed_tokens for id_, request in requests.items()}
@@ -58,9 +52,9 @@ def test_never_more_adapters_compute_prompts_than_there_are_slots(model: Path, p
     assert all(request.lora_request.lora_int_id > 0 for request in requests.values())
 
 
-def test_a_preempted_request_counts_again(model: Path, patched: None) -> None:
+def test_a_preempted_request_counts_again(scheduler_model: Path, patched: None) -> None:
     """While it computes its prompt anew, nobody else gets the one slot; while it decodes, somebody does."""
-    scheduling = Scheduling(model, slots=1, budget=64)
+    scheduling = Scheduling(scheduler_model, slots=1, budget=64)
     request = scheduling.add([1] * 100, adapter("first"), max_tokens=60)
     while request.num_output_tokens < 10:
         scheduling.step()
@@ -84,10 +78,10 @@ def unlike(number: int) -> list[int]:
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
 @pytest.mark.parametrize("method", ["lorap", "lora"])
 def test_a_request_whose_adapter_is_not_resident_waits_a_bounded_number_of_steps(
-    model: Path, patched: None, policy: str, method: str
+    scheduler_model: Path, patched: None, policy: str, method: str
 ) -> None:
     """Others keep coming whose adapter is resident, and would go past it for ever."""
-    scheduling = Scheduling(model, slots=1, policy=policy)
+    scheduling = Scheduling(scheduler_model, slots=1, policy=policy)
     popular = adapter("popular", method)
     scheduling.add([1] * 90, popular, max_tokens=12)
     scheduling.step()
@@ -104,8 +98,8 @@ def test_a_request_whose_adapter_is_not_resident_waits_a_bounded_number_of_steps
     assert not scheduling.scheduler.has_unfinished_requests()  # those that were hidden came back
 
 
-def test_upstream_lets_it_wait_for_ever(model: Path, upstream: None) -> None:
-    scheduling = Scheduling(model, slots=1)
+def test_upstream_lets_it_wait_for_ever(scheduler_model: Path, upstream: None) -> None:
+    scheduling = Scheduling(scheduler_model, slots=1)
     popular = adapter("popular")
     scheduling.add([1] * 90, popular, max_tokens=12)
     scheduling.step()
@@ -116,9 +110,9 @@ def test_upstream_lets_it_wait_for_ever(model: Path, upstream: None) -> None:
     assert rare.num_computed_tokens == 0
 
 
-def test_base_requests_are_never_held_back(model: Path, patched: None) -> None:
+def test_base_requests_are_never_held_back(scheduler_model: Path, patched: None) -> None:
     """Nor while others are hidden behind one that waited too long."""
-    scheduling = Scheduling(model, slots=1, budget=256)
+    scheduling = Scheduling(scheduler_model, slots=1, budget=256)
     popular = adapter("popular", "lora")
     scheduling.add([1] * 90, popular, max_tokens=60)
     scheduling.step()
@@ -131,8 +125,8 @@ def test_base_requests_are_never_held_back(model: Path, patched: None) -> None:
     assert rare.num_computed_tokens == behind.num_computed_tokens == 0  # one without a slot, one hidden
 
 
-def test_the_wait_is_eight_steps_for_each_that_waits_before(model: Path, patched: None) -> None:
-    scheduling = Scheduling(model, slots=1, budget=256)
+def test_the_wait_is_eight_steps_for_each_that_waits_before(scheduler_model: Path, patched: None) -> None:
+    scheduling = Scheduling(scheduler_model, slots=1, budget=256)
     popular = adapter("popular", "lora")
     scheduling.add([1] * 20, popular, max_tokens=20)
     scheduling.step()
