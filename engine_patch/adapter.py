@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -84,21 +81,19 @@ class Adapter:
         """The one dtype of its tensors: float32, float16 or bfloat16."""
         return str(next(iter(self.loras.values())).a.dtype).removeprefix("torch.")
 
-    def digest(self) -> str:
-        """sha256 (hex) of what the adapter computes: method, module names, scalings, shapes, dtype, tensor bytes.
+    def to(self, dtype: str) -> Adapter:
+        """The adapter with its tensors cast to `dtype`; itself if nothing changes."""
+        if dtype == self.dtype:
+            return self
+        kind = DTYPES[dtype]
+        loras = {name: LoraPair(pair.a.to(kind), pair.b.to(kind), pair.scaling) for name, pair in self.loras.items()}
+        return Adapter(self.method, self.base, loras, self.meta)
 
-        Neither the order of `loras`, nor `meta`, nor the base model, nor a file's name or layout matter: caches are
-        keyed by this, and equal weights may share.
-        """
-        digest = hashlib.sha256()
-        digest.update(json.dumps(["preft-adapter", self.method, self.dtype]).encode())
-        for name in sorted(self.loras):
-            pair = self.loras[name]
-            digest.update(json.dumps([name, list(pair.a.shape), list(pair.b.shape)]).encode())
-            digest.update(struct.pack("<d", pair.scaling))
-            digest.update(tensor_bytes(pair.a))
-            digest.update(tensor_bytes(pair.b))
-        return digest.hexdigest()
+    def digest(self) -> str:
+        """The content digest (see `engine_patch.store.digest`), equal to that of the `.preft` file of this adapter."""
+        from engine_patch.store.file import encode
+
+        return encode(self)[0].digest
 
 
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:

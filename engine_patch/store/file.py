@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import struct
-import zlib
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from engine_patch.errors import PreftError
+from engine_patch.rule import METHODS
 from engine_patch.store.atomic import atomic_write
+from engine_patch.store.digest import chunk_digest, chunks, content_digest, pages_digest
 from engine_patch.store.folder import adapter_name, check_name
-from engine_patch.store.format import MAX_HEADER, SUFFIX, Header, decode_header, encode_header, group_modules
-from engine_patch.store.layout import ModuleLayout, plan_pages
+from engine_patch.store.format import MAX_HEADER, SUFFIX, Header, decode_header, encode_header, group_modules, layout_of
+from engine_patch.store.layout import PAGE_BYTES, ModuleLayout
 
 if TYPE_CHECKING:
     from engine_patch.adapter import Adapter
@@ -24,34 +27,41 @@ def write_adapter(path: Path, adapter: Adapter) -> Header:
         PreftError: a file name that is no adapter name.
         OSError: the disk is full, the folder missing or read-only; nothing is left behind.
     """
-    from engine_patch.adapter import tensor_bytes
-    from engine_patch.store.pages import pack
-
     if path.suffix != SUFFIX:
         raise PreftError(f"{path}: an adapter file is called NAME{SUFFIX}")
     check_name(adapter_name(path))
-    modules = {
-        name: ModuleLayout(pair.rank, pair.in_features, pair.out_features, pair.scaling)
-        for name, pair in adapter.loras.items()
-    }
-    layout = plan_pages(modules)
+    header, pages = encode(adapter)
+    encoded = encode_header(header)
+    atomic_write(path, [encoded, pages])
+    return decode_header(encoded[8:], str(path))
+
+
+def encode(adapter: Adapter) -> tuple[Header, memoryview]:
+    """The header of `adapter` and the bytes of its pages."""
+    from engine_patch.adapter import tensor_bytes
+    from engine_patch.store.pages import pack
+
+    groups = group_modules(
+        {
+            name: ModuleLayout(pair.rank, pair.in_features, pair.out_features, pair.scaling)
+            for name, pair in adapter.loras.items()
+        }
+    )
+    layout = layout_of(groups, next(iter(adapter.loras.values())).a.element_size())
     pages = tensor_bytes(pack(adapter.loras, layout))
     header = Header(
         method=adapter.method,
         rank=adapter.rank,
-        digest=adapter.digest(),
+        digest=pages_digest(adapter.method, adapter.dtype, groups, pages),
         base=adapter.base,
         dtype=adapter.dtype,
         meta=adapter.meta,
-        groups=group_modules(modules),
+        groups=groups,
         num_pages=layout.num_pages,
         page_elements=layout.page_elements,
-        pages_crc32=f"{zlib.crc32(pages):08x}",
         num_bytes=len(pages),
     )
-    encoded = encode_header(header)
-    atomic_write(path, [encoded, pages])
-    return decode_header(encoded[8:], str(path))
+    return header, pages
 
 
 def read_header(path: Path) -> Header:
@@ -61,22 +71,28 @@ def read_header(path: Path) -> Header:
         PreftError: not a `.preft` file, another format version, an unknown method, a damaged header, or a file whose
             size is not what its header says (truncated or half-written).
     """
-    from engine_patch.rule import METHODS
-
     try:
-        with path.open("rb", buffering=0) as file:
-            size = file.seek(0, 2)
-            file.seek(0)
-            prefix = file.read(8)
-            length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
-            # The size decides first: a garbage length must not make us allocate it.
-            if length == 0 or length > MAX_HEADER:
-                raise PreftError(f"{path} is not a {SUFFIX} file ({size} bytes); convert the adapter again")
-            encoded = file.read(length) if 8 + length <= size else b""
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return _read_header(descriptor, path)
+        finally:
+            os.close(descriptor)
     except OSError as error:
         raise PreftError(f"cannot read {path}: {error.strerror}") from error
-    if len(encoded) != length:
+
+
+def _read_header(descriptor: int, path: Path) -> Header:
+    size = os.fstat(descriptor).st_size
+    start = os.pread(descriptor, PAGE_BYTES, 0)  # most headers are no longer
+    length = struct.unpack("<Q", start[:8])[0] if len(start) >= 8 else 0
+    # The size decides first: a garbage length must not make us allocate it.
+    if length == 0 or length > MAX_HEADER:
+        raise PreftError(f"{path} is not a {SUFFIX} file ({size} bytes); convert the adapter again")
+    if 8 + length > size:
         raise PreftError(_truncated(path, size, f"its header alone needs {8 + length}"))
+    encoded = start[8 : 8 + length]
+    if len(encoded) < length:
+        encoded = os.pread(descriptor, length, 8)
     header = decode_header(encoded, str(path))
     expected = header.data_start + header.num_bytes
     if size != expected:
@@ -86,11 +102,54 @@ def read_header(path: Path) -> Header:
     return header
 
 
+def read_pages(
+    path: Path,
+    header: Header,
+    into: memoryview,
+    each: Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]] = map,
+) -> None:
+    """Read the pages of `path` into `into`, `[header.num_bytes]`, and verify them: once for every load.
+
+    Args:
+        path: the file.
+        header: what `read_header` said.
+        into: where the bytes go, such as pinned memory.
+        each: `map`, or that of a thread pool: chunks are then read and hashed side by side.
+
+    Raises:
+        PreftError: the file was truncated, or its content is not what its digest says.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+
+            def read(span: tuple[int, int]) -> bytes:
+                part = into[span[0] : span[1]]
+                done = 0
+                while done < len(part):
+                    count = os.preadv(descriptor, [part[done:]], header.data_start + span[0] + done)
+                    if count == 0:
+                        raise PreftError(_truncated(path, os.fstat(descriptor).st_size, "its header says more"))
+                    done += count
+                return chunk_digest(part)
+
+            digests = list(each(read, list(chunks(header.num_bytes))))
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise PreftError(f"cannot read {path}: {error.strerror}") from error
+    if (digest := content_digest(header.method, header.dtype, header.groups, digests)) != header.digest:
+        raise PreftError(
+            f"{path} is damaged: its content has the digest {digest[:12]} where its header says {header.digest[:12]};"
+            " convert the adapter again"
+        )
+
+
 def read_adapter(path: Path) -> Adapter:
     """Load `path` and verify all of it.
 
     Raises:
-        PreftError: whatever `read_header` raises, and any damage to the tensors: checksum or content digest differ.
+        PreftError: whatever `read_header` and `read_pages` raise.
     """
     import torch
 
@@ -98,25 +157,25 @@ def read_adapter(path: Path) -> Adapter:
     from engine_patch.store.pages import unpack
 
     header = read_header(path)
+    layout = check_layout(header, path)
     data = bytearray(header.num_bytes)
-    with path.open("rb", buffering=0) as file:
-        file.seek(header.data_start)
-        read = 0
-        while read < header.num_bytes and (count := file.readinto(memoryview(data)[read:])):
-            read += count
-    # Padding is no part of the digest but the engine computes with it: the checksum covers every byte.
-    if f"{zlib.crc32(data):08x}" != header.pages_crc32:
-        raise PreftError(f"{path} is damaged: its weights do not match their checksum; convert the adapter again")
-    layout = plan_pages(header.modules)
+    read_pages(path, header, memoryview(data))
+    pages = torch.frombuffer(data, dtype=DTYPES[header.dtype])
+    return Adapter(header.method, header.base, unpack(pages, layout), header.meta)
+
+
+def check_layout(header: Header, path: Path) -> Any:
+    """The header's `PageLayout`, if it fills the pages that the header tells of.
+
+    Raises:
+        PreftError: it does not.
+    """
+    layout = header.layout
     if (layout.num_pages, layout.page_elements) != (header.num_pages, header.page_elements):
         raise PreftError(
             f"the header of {path} is damaged: its modules do not fill its pages; convert the adapter again"
         )
-    pages = torch.frombuffer(data, dtype=DTYPES[header.dtype]).view(layout.num_pages, layout.page_elements)
-    adapter = Adapter(header.method, header.base, unpack(pages, layout, header.modules), header.meta)
-    if (digest := adapter.digest()) != header.digest:
-        raise PreftError(f"{path} is damaged: content digest {digest} where its header says {header.digest}")
-    return adapter
+    return layout
 
 
 def _truncated(path: Path, size: int, expected: str) -> str:

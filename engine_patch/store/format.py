@@ -1,9 +1,9 @@
 """The `.preft` container's first bytes: a safetensors header whose metadata describes the adapter. No torch here.
 
     8 bytes    length of the JSON that follows (little endian), as in every safetensors file
-    JSON       {"__metadata__": {"format": "preft", "version": "1", "adapter": <JSON>, "adapter_crc32": <hex>},
+    JSON       {"__metadata__": {"format": "preft", "version": "2", "adapter": <JSON>, "kind": <JSON>, "crc32": <hex>},
                 "pages": {"dtype": ..., "shape": [num_pages, page_elements], "data_offsets": [0, num_bytes]}}
-    pages      starts at a multiple of 4096 bytes (the JSON is padded with spaces), so that it can be mapped as it is
+    pages      start at a multiple of 4096 bytes (the JSON is padded with spaces), and are copied as they are (see `layout`)
 
 Listing a store of ten thousand adapters reads only this, so parsing stays in plain Python and in one pass.
 """
@@ -16,30 +16,21 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any, TypeVar
+from typing import Any
 
 from engine_patch.base_model import BaseFingerprint
 from engine_patch.errors import PreftError
-from engine_patch.store.layout import ModuleLayout, join_module, split_module
+from engine_patch.store.layout import PAGE_BYTES, ModuleLayout, PageLayout, join_module, plan_pages, split_module
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 SUFFIX = ".preft"
-ALIGNMENT = 4096
 MAX_HEADER = 100_000_000  # the safetensors format's own limit
 
 SAFETENSORS_DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 Group = tuple[str, int, int, int, float, tuple[str, ...]]
 """Modules that differ by their layer only: (suffix, in_features, out_features, rank, scaling, layers)."""
-
-
-T = TypeVar("T")
-
-
-@lru_cache(maxsize=256)
-def _shared(value: T) -> T:
-    """The first object equal to `value`: ten thousand headers of one kind share theirs, which spares memory and time."""
-    return value
 
 
 @dataclass(frozen=True)
@@ -57,8 +48,6 @@ class Header:
     groups: tuple[Group, ...]
     num_pages: int
     page_elements: int
-    pages_crc32: str
-    """Checksum of all bytes of the pages, padding included."""
     num_bytes: int = 0
     """Bytes of the pages."""
     data_start: int = 0
@@ -67,11 +56,28 @@ class Header:
     @cached_property
     def modules(self) -> dict[str, ModuleLayout]:
         """Shape, rank and scaling by module name. Expanded on first use: most readers of a header need none of it."""
-        return {
-            join_module(layer, suffix): ModuleLayout(rank, in_features, out_features, scaling)
-            for suffix, in_features, out_features, rank, scaling, layers in self.groups
-            for layer in layers
-        }
+        return expand_groups(self.groups)
+
+    @property
+    def layout(self) -> PageLayout:
+        """Where each tensor lies in the pages."""
+        return layout_of(self.groups, ITEMSIZE[self.dtype])
+
+
+@lru_cache(maxsize=256)
+def expand_groups(groups: tuple[Group, ...]) -> dict[str, ModuleLayout]:
+    """The inverse of `group_modules`; shared by all adapters of one kind, so not to be changed."""
+    return {
+        join_module(layer, suffix): ModuleLayout(rank, in_features, out_features, scaling)
+        for suffix, in_features, out_features, rank, scaling, layers in groups
+        for layer in layers
+    }
+
+
+@lru_cache(maxsize=256)
+def layout_of(groups: tuple[Group, ...], itemsize: int) -> PageLayout:
+    """The layout of all adapters with these modules."""
+    return plan_pages(expand_groups(groups), itemsize)
 
 
 def group_modules(modules: Mapping[str, ModuleLayout]) -> tuple[Group, ...]:
@@ -88,28 +94,30 @@ def encode_header(header: Header) -> bytes:
     """The file's first `data_start` bytes, the same for the same header."""
     layers = sorted({layer for group in header.groups for layer in group[5]})
     number = {layer: index for index, layer in enumerate(layers)}
-    adapter = {
+    own = {
         "method": header.method,
         "rank": header.rank,
         "digest": header.digest,
-        "base": header.base.to_dict(),
         "dtype": header.dtype,
+        "meta": header.meta,
+    }
+    kind = {
+        "base": header.base.to_dict(),
         "layers": layers,
         # null stands for all layers: the usual adapter's header stays small and quick to parse.
         "modules": [
             [*group[:5], None if len(group[5]) == len(layers) else [number[layer] for layer in group[5]]]
             for group in header.groups
         ],
-        "pages_crc32": header.pages_crc32,
-        "meta": header.meta,
     }
-    text = json.dumps(adapter, sort_keys=True, separators=(",", ":"))
+    texts = [json.dumps(part, sort_keys=True, separators=(",", ":")) for part in (own, kind)]
     table = {
         "__metadata__": {
             "format": "preft",
             "version": str(FORMAT_VERSION),
-            "adapter": text,
-            "adapter_crc32": f"{zlib.crc32(text.encode()):08x}",
+            "adapter": texts[0],
+            "kind": texts[1],
+            "crc32": _checksum(*texts),
         },
         "pages": {
             "dtype": SAFETENSORS_DTYPES[header.dtype],
@@ -118,7 +126,7 @@ def encode_header(header: Header) -> bytes:
         },
     }
     encoded = json.dumps(table, separators=(",", ":")).encode()
-    encoded += b" " * (-(8 + len(encoded)) % ALIGNMENT)
+    encoded += b" " * (-(8 + len(encoded)) % PAGE_BYTES)
     return struct.pack("<Q", len(encoded)) + encoded
 
 
@@ -151,33 +159,41 @@ def decode_header(encoded: bytes, where: str) -> Header:
 
 
 def _parse(pages: dict[str, Any], metadata: dict[str, str], header_bytes: int) -> Header:
-    text = metadata["adapter"]
-    if f"{zlib.crc32(text.encode()):08x}" != metadata["adapter_crc32"]:
+    if _checksum(metadata["adapter"], metadata["kind"]) != metadata["crc32"]:
         raise ValueError("checksum")
-    adapter = json.loads(text)
-    layers = tuple(adapter["layers"])
+    own = json.loads(metadata["adapter"])
+    base, groups = _parse_kind(metadata["kind"])
     num_pages, page_elements = pages["shape"]
     begin, end = pages["data_offsets"]
-    itemsize = 4 if adapter["dtype"] == "float32" else 2
-    if pages["dtype"] != SAFETENSORS_DTYPES[adapter["dtype"]] or begin != 0:
+    if pages["dtype"] != SAFETENSORS_DTYPES[own["dtype"]] or begin != 0:
         raise ValueError("dtype or offsets")
-    if end != num_pages * page_elements * itemsize:
+    if page_elements * ITEMSIZE[own["dtype"]] != PAGE_BYTES or end != num_pages * PAGE_BYTES:
         raise ValueError("shape")
     return Header(
-        method=adapter["method"],
-        rank=adapter["rank"],
-        digest=adapter["digest"],
-        base=_shared(BaseFingerprint.from_dict(adapter["base"])),
-        dtype=adapter["dtype"],
-        meta=adapter["meta"],
-        groups=_shared(
-            tuple(
-                (*m[:5], layers if m[5] is None else tuple(layers[index] for index in m[5])) for m in adapter["modules"]
-            )
-        ),
+        method=own["method"],
+        rank=own["rank"],
+        digest=own["digest"],
+        base=base,
+        dtype=own["dtype"],
+        meta=own["meta"],
+        groups=groups,
         num_pages=num_pages,
         page_elements=page_elements,
-        pages_crc32=adapter["pages_crc32"],
         num_bytes=end,
         data_start=8 + header_bytes,
     )
+
+
+@lru_cache(maxsize=256)
+def _parse_kind(text: str) -> tuple[BaseFingerprint, tuple[Group, ...]]:
+    """What the adapters of one base model and one set of modules have in common: ten thousand headers share theirs."""
+    kind = json.loads(text)
+    layers = tuple(kind["layers"])
+    groups = tuple(
+        (*m[:5], layers if m[5] is None else tuple(layers[index] for index in m[5])) for m in kind["modules"]
+    )
+    return BaseFingerprint.from_dict(kind["base"]), groups
+
+
+def _checksum(*texts: str) -> str:
+    return f"{zlib.crc32(chr(0).join(texts).encode()):08x}"

@@ -1,12 +1,14 @@
 """Where each weight lies in an adapter's pages. No torch here.
 
-A page is one layer's share of one granule of 8 ranks, for the adapter's whole set of target modules. An adapter of
-rank r takes `layers x ceil(r / 8)` pages of one size, one layer after the other. Inside a page, module after module:
+An adapter is one run of bytes, in the order in which the engine computes: layer after layer, and in each layer its fused linear
+layers (q, k and v are one in the engine; so are gate and up). A fused layer's part is
 
-    A rows of the granule   [8, in_features]
-    B columns of it         [8, out_features]   (B transposed, so that each rank's column is contiguous)
+    A of each of its modules    [rank, in_features]
+    B of each of its modules    [rank, out_features]   (transposed, so that each rank's column is contiguous)
 
-Ranks beyond a module's own, and modules that a layer does not adapt, are zeros.
+Each module has its own rank, so nothing is padded to the largest, and what is not adapted takes no room. The run ends on a page
+boundary: pages are the unit in which the pools give out memory. Scalings stand beside the tensors and are not folded into them:
+folding would round once more, and the kernels apply them in float32.
 """
 
 from __future__ import annotations
@@ -15,8 +17,16 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-GRANULE = 8
-"""Ranks a page."""
+PAGE_BYTES = 4096
+"""The unit of files and pools, and the alignment of the pages in a file."""
+
+ALIGNMENT = 16
+"""Elements: every tensor starts where the widest vector loads may begin."""
+
+FUSED = (("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",))
+"""The engine's fused linear layers, in the order of a decoder layer's computation."""
+
+_PLACE = {name: (group, index) for group, names in enumerate(FUSED) for index, name in enumerate(names)}
 
 # The first numbered segment is the decoder layer; later ones (an expert's number) belong to the module.
 _LAYER = re.compile(r"(.*?\.\d+)\.(.+)")
@@ -33,29 +43,20 @@ class ModuleLayout:
 
 
 @dataclass(frozen=True)
-class Slot:
-    """One target module's place in each page; offsets are in elements."""
+class Block:
+    """One module's tensors in the run; offsets are in elements."""
 
     a_offset: int
     b_offset: int
-
-
-@dataclass(frozen=True)
-class LayerPages:
-    """The pages of one decoder layer."""
-
-    layer: str
-    first_page: int
-    num_pages: int
+    module: ModuleLayout
 
 
 @dataclass(frozen=True)
 class PageLayout:
-    """Every weight's place in `pages` [num_pages, page_elements]."""
+    """Every weight's place in an adapter's run."""
 
-    slots: dict[str, Slot]
-    """By module suffix, such as `self_attn.q_proj`."""
-    layers: tuple[LayerPages, ...]
+    blocks: dict[str, Block]
+    """By module name, in the order in which they lie."""
     num_pages: int
     page_elements: int
 
@@ -71,30 +72,35 @@ def join_module(layer: str, suffix: str) -> str:
     return f"{layer}.{suffix}" if layer else suffix
 
 
-def plan_pages(modules: Mapping[str, ModuleLayout]) -> PageLayout:
-    """The page layout of an adapter with these modules; depends on their names and shapes only, not on their order."""
-    widths: dict[str, tuple[int, int]] = {}
-    ranks: dict[str, int] = {}
-    for name, module in modules.items():
-        layer, suffix = split_module(name)
-        in_features, out_features = widths.get(suffix, (0, 0))
-        widths[suffix] = (max(in_features, module.in_features), max(out_features, module.out_features))
-        ranks[layer] = max(ranks.get(layer, 0), module.rank)
+def plan_pages(modules: Mapping[str, ModuleLayout], itemsize: int) -> PageLayout:
+    """The layout of an adapter with these modules, whose elements have `itemsize` bytes.
 
-    slots, offset = {}, 0
-    for suffix in sorted(widths):
-        in_features, out_features = widths[suffix]
-        slots[suffix] = Slot(a_offset=offset, b_offset=offset + GRANULE * in_features)
-        offset += GRANULE * (in_features + out_features)
-
-    layers, page = [], 0
-    for layer in sorted(ranks, key=_by_number):
-        count = -(-ranks[layer] // GRANULE)
-        layers.append(LayerPages(layer, page, count))
-        page += count
-    return PageLayout(slots, tuple(layers), page, offset)
+    It depends on their names and shapes only, not on their order.
+    """
+    fused: dict[tuple[object, ...], list[str]] = {}
+    for name in sorted(modules, key=_order):
+        fused.setdefault(_order(name)[:-1], []).append(name)
+    a_offsets, b_offsets, end = {}, {}, 0
+    for names in fused.values():
+        for name in names:
+            a_offsets[name], end = end, _aligned(end + modules[name].rank * modules[name].in_features)
+        for name in names:
+            b_offsets[name], end = end, _aligned(end + modules[name].rank * modules[name].out_features)
+    blocks = {
+        name: Block(a_offsets[name], b_offsets[name], modules[name]) for names in fused.values() for name in names
+    }
+    page_elements = PAGE_BYTES // itemsize
+    return PageLayout(blocks, -(-end // page_elements), page_elements)
 
 
-def _by_number(layer: str) -> tuple[str, int]:
+def _aligned(offset: int) -> int:
+    return -(-offset // ALIGNMENT) * ALIGNMENT
+
+
+def _order(name: str) -> tuple[str, int, int, str, int]:
+    """Layers by number, then fused layers, then their modules. Modules that the engine does not fuse come last, by name."""
+    layer, suffix = split_module(name)
     stem, _, number = layer.rpartition(".")
-    return (stem, int(number)) if number.isdigit() else (layer, -1)
+    parent, _, own = suffix.rpartition(".")
+    group, index = _PLACE.get(own, (len(FUSED), 0))
+    return (stem, int(number) if number.isdigit() else -1, group, parent if own in _PLACE else suffix, index)
