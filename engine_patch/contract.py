@@ -30,6 +30,67 @@ class Symbol:
 
 
 ENGINE_SYMBOLS = (
+    Symbol(
+        "vllm.lora.worker_manager",
+        "LRUCacheWorkerLoRAManager",
+        "b46dd3eaaff82ef1",
+        "replaced method by method: adapters lie in our pool",
+    ),
+    Symbol(
+        "vllm.lora.layers.base_linear",
+        "BaseLinearLayerWithLoRA.create_lora_weights",
+        "94edaf24d2fcb81f",
+        "replaced: no arrays for each layer",
+    ),
+    Symbol(
+        "vllm.lora.layers.column_parallel_linear",
+        "MergedColumnParallelLinearWithLoRA",
+        "7805e1215d3691f0",
+        "create_lora_weights replaced; slices A and B",
+    ),
+    Symbol(
+        "vllm.lora.layers.column_parallel_linear",
+        "MergedQKVParallelLinearWithLoRA",
+        "50d1041dd3f4d845",
+        "create_lora_weights replaced; slices A and B",
+    ),
+    Symbol(
+        "vllm.lora.layers.column_parallel_linear",
+        "ColumnParallelLinearWithLoRA.slice_lora_b",
+        "919e14cb46288af3",
+        "tells a worker's share",
+    ),
+    Symbol(
+        "vllm.lora.layers.row_parallel_linear",
+        "RowParallelLinearWithLoRA",
+        "edc2bc540690ad16",
+        "tells a worker's share",
+    ),
+    Symbol("vllm.lora.model_manager", "get_supported_lora_modules", "2478b5c3f35c8b4c", "replaced: linear layers only"),
+    Symbol(
+        "vllm.v1.worker.lora_model_runner_mixin",
+        "LoRAModelRunnerMixin.maybe_setup_dummy_loras",
+        "a7aea1356efadbb1",
+        "warms up with adapters that have no file",
+    ),
+    Symbol(
+        "vllm.v1.core.sched.scheduler",
+        "Scheduler._handle_blocked_waiting_request",
+        "de0c8c7f0b7daa51",
+        "wrapped: waits for the adapter's file",
+    ),
+    Symbol(
+        "vllm.v1.core.sched.scheduler",
+        "Scheduler.update_from_output",
+        "85b29db96051135c",
+        "ends requests with an error, each alone",
+    ),
+    Symbol(
+        "vllm.v1.engine.core",
+        "EngineCore.__init__",
+        "a828c07af25a054a",
+        "wrapped: gives the scheduler a way to ask the workers",
+    ),
     Symbol("vllm.model_executor.layers.linear", "QKVParallelLinear.__init__", "d75b60cbaed5716a", "sizes of a layer"),
     Symbol(
         "vllm.model_executor.layers.linear",
@@ -61,24 +122,6 @@ ENGINE_SYMBOLS = (
         "calls the map",
     ),
     Symbol(
-        "vllm.lora.worker_manager",
-        "WorkerLoRAManager._load_adapter",
-        "e05648e184ddc4f7",
-        "replaced: reads .preft files",
-    ),
-    Symbol(
-        "vllm.lora.worker_manager",
-        "LRUCacheWorkerLoRAManager.add_adapter",
-        "ced930bd3f9d6a97",
-        "loads before it evicts",
-    ),
-    Symbol(
-        "vllm.lora.worker_manager",
-        "WorkerLoRAManager.__init__",
-        "0a0e45f40fda05a9",
-        "replaced: keeps the engine's settings",
-    ),
-    Symbol(
         "vllm.entrypoints.generate.beam_search.offline",
         "BeamSearchOfflineMixin.beam_search",
         "b4b93229fd76b6a8",
@@ -100,7 +143,6 @@ ENGINE_SYMBOLS = (
         "0272ce1c8668ec5b",
         "names of fused layers",
     ),
-    Symbol("vllm.lora.lora_weights", "LoRALayerWeights", "54a6aabffa340178", "what the loader builds"),
     Symbol("vllm.lora.punica_wrapper.punica_base", "PunicaWrapperBase", "1f0a6ab456095efc", "base of the CPU kernels"),
     Symbol(
         "vllm.lora.layers.base_linear",

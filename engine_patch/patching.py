@@ -35,3 +35,8 @@ def replace(owner: type | ModuleType, attribute: str, make: Callable[[Any], Any]
     ours = make(upstream)
     setattr(owner, attribute, ours)
     ledger[entry] = Replacement(owner, attribute, upstream, ours)
+
+
+def put(owner: type | ModuleType, attribute: str, ours: Any) -> None:
+    """`replace` where what upstream has is not needed."""
+    replace(owner, attribute, lambda upstream: ours)

@@ -49,9 +49,11 @@ def register() -> None:
 
     on_cpu = current_platform.is_cpu()
     contract.check(contract.ENGINE_SYMBOLS + (contract.V1_SYMBOLS if on_cpu else contract.V2_SYMBOLS))
-    from engine_patch import loading, prefix_cache, proved, scheduler, status
+    from engine_patch import prefix_cache, proved, readiness, scheduler, status
+    from engine_patch.pool import manager
 
-    loading.patch()
+    manager.patch()
+    readiness.patch()
     proved.patch()
     prefix_cache.patch()
     scheduler.patch()

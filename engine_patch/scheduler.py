@@ -29,6 +29,8 @@ def patch() -> None:
         def schedule(self: Any, *args: Any, **kwargs: Any) -> Any:
             if not self.lora_config:
                 return upstream(self, *args, **kwargs)
+            if gate := getattr(self, "preft_gate", None):
+                gate.ask(self)
             with resting_without_slots(self.running), bounded_wait(self):
                 return upstream(self, *args, **kwargs)
 
@@ -113,11 +115,19 @@ def first_without_slot(scheduler: Any) -> Any:
         (
             request
             for request in scheduler.waiting
-            # A request that waits for its grammar is skipped for that, slot or no slot.
-            if adapter_of(request) not in taken and not scheduler._is_blocked_waiting_status(request.status)
+            # A request that waits for its grammar or for its adapter's file is skipped for that, slot or no slot.
+            if adapter_of(request) not in taken
+            and not scheduler._is_blocked_waiting_status(request.status)
+            and admitted(scheduler, request)
         ),
         None,
     )
+
+
+def admitted(scheduler: Any, request: Any) -> bool:
+    """Whether the scheduler's gate (see `readiness`), if it has one, lets a waiting request pass."""
+    gate = getattr(scheduler, "preft_gate", None)
+    return gate is None or bool(gate.admits(request))
 
 
 def adapter_of(request: Any) -> int:

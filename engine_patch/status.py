@@ -11,11 +11,14 @@ from engine_patch import patching
 from engine_patch.errors import PreftError
 
 EVERYWHERE = (
-    "vllm.lora.worker_manager.WorkerLoRAManager._load_adapter",
-    "vllm.lora.worker_manager.LRUCacheWorkerLoRAManager.add_adapter",
+    "vllm.lora.worker_manager.LRUCacheWorkerLoRAManager.create_lora_manager",
+    "vllm.lora.worker_manager.LRUCacheWorkerLoRAManager._apply_adapters",
+    "vllm.lora.layers.base_linear.BaseLinearLayerWithLoRA.create_lora_weights",
     "vllm.v1.core.kv_cache_utils._gen_lora_extra_hash_keys",
     "vllm.v1.core.kv_cache_utils.generate_block_hash_extra_keys",
     "vllm.v1.core.sched.scheduler.Scheduler.schedule",
+    "vllm.v1.core.sched.scheduler.Scheduler._handle_blocked_waiting_request",
+    "vllm.v1.engine.core.EngineCore.__init__",
 )
 RUNNERS = {
     "vllm.v1.worker.cpu_model_runner": (
@@ -72,8 +75,8 @@ def patch() -> None:
     from vllm.v1.engine.core import EngineCore
     from vllm.v1.worker.worker_base import WorkerBase
 
-    patching.replace(WorkerBase, "preft_status", lambda upstream: worker_status)
-    patching.replace(EngineCore, "preft_status", lambda upstream: core_status)
+    patching.put(WorkerBase, "preft_status", worker_status)
+    patching.put(EngineCore, "preft_status", core_status)
 
 
 async def ask(engine_client: Any) -> list[ProcessStatus]:

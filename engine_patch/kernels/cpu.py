@@ -1,4 +1,4 @@
-"""LoRA on CPU, one plain matrix product a segment.
+"""LoRA on CPU, one plain matrix product a segment, with the weights where the pool has them.
 
 Upstream's `PunicaWrapperCPU` gathers a copy of the weights for every token, and gives the rows without an adapter (index
 -1) the weights of the last slot, so that base requests in a mixed batch answer with somebody's adapter. Its buffers
@@ -8,6 +8,7 @@ adapted rows; rows without an adapter are in none of them.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -41,16 +42,13 @@ class SegmentPunicaWrapper(PunicaWrapperCPU):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.segments: list[Segment] = []
-        self.adapts_logits = False
 
     def update_metadata(
         self, mapping: Any, lora_index_to_id: list[int | None], max_loras: int, vocab_size: int, **kwargs: Any
     ) -> None:
-        """Take the step's token map. The sampler's indices are set too, for stock adapters on the LM head."""
-        self._update_base_metadata(mapping, lora_index_to_id, max_loras, vocab_size)
+        """Take the step's token map."""
         slot_of = {id_: slot for slot, id_ in enumerate(lora_index_to_id) if id_ is not None}
         self.segments = find_segments(mapping.index_mapping, slot_of)
-        self.adapts_logits = any(mapping.prompt_mapping)
 
     def add_lora_linear(
         self,
@@ -64,39 +62,29 @@ class SegmentPunicaWrapper(PunicaWrapperCPU):  # type: ignore[misc]
         buffer: tuple[torch.Tensor, ...] | None = None,
         **kwargs: Any,
     ) -> None:
-        """`y[segment, slice] += scale * (x[segment] @ A[slot].T) @ B[slot].T` for every segment and fused slice.
+        """`y[segment, slice] += scaling * (x[segment] @ A.T) @ B.T` for every segment and fused slice.
 
         Args:
             y: `[num_tokens, sum(output_slices)]`, changed in place.
             x: `[num_tokens, in_features]`.
-            lora_a_stacked: for each slice `[slots, 1, max_rank, in_features]`.
-            lora_b_stacked: for each slice `[slots, 1, out_features, max_rank]`.
+            lora_a_stacked: `(pool,)`, the pool `[num_elements]`; empty for a layer that no adapter adapts.
+            lora_b_stacked: `(table, slices)`, the table `[slots, n_slices, 4]` (see `pool.share.Share.rows`).
+            scale: always 1; each adapter has its own in the table.
+            output_slices: width of each slice.
         """
+        if not lora_a_stacked or not self.segments:
+            return
         x, y = x.view(-1, x.shape[-1]), y.view(-1, y.shape[-1])
+        (pool,), table = lora_a_stacked, lora_b_stacked[0]
+        width_in = x.shape[1]
         for segment in self.segments:
-            rows = slice(segment.start, segment.stop)
-            left = 0
-            for a, b, width in zip(lora_a_stacked, lora_b_stacked, output_slices, strict=True):
-                shrunk = x[rows] @ a[segment.slot, 0].T
-                y[rows, left : left + width] += scale * (shrunk @ b[segment.slot, 0].T)
+            rows, left = slice(segment.start, segment.stop), 0
+            for (a, b, rank, bits), width in zip(table[segment.slot].tolist(), output_slices, strict=True):
+                if rank:
+                    shrunk = x[rows] @ pool[a : a + rank * width_in].view(rank, width_in).T
+                    shrunk *= struct.unpack("<f", struct.pack("<I", bits & 0xFFFFFFFF))[0]
+                    y[rows, left : left + width] += shrunk @ pool[b : b + rank * width].view(rank, width)
                 left += width
-
-    def add_lora_logits(self, y: torch.Tensor, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """The LM head: nothing to add unless a stock adapter samples in this step; ours are refused there.
-
-        Upstream multiplies in any case, by one row for each sampled token: it fails on the rows of prompt log-probabilities, and
-        gives the rows without an adapter the weights of the last slot.
-
-        Args:
-            y: logits, `[num_rows, vocab]`, changed in place.
-            x: hidden states, `[num_rows, hidden]`.
-        """
-        if self.adapts_logits:
-            without = self.sampler_indices < 0
-            kept = y[without].clone()
-            super().add_lora_logits(y, x, *args, **kwargs)
-            y[without] = kept
-        return y
 
 
 def patch() -> None:

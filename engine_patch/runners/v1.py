@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from engine_patch.patching import replace
-from engine_patch.ref import is_prefill_only, parse_ref
+from engine_patch.patching import put
+from engine_patch.ref import is_prefill_only
 from engine_patch.runners.token_map import Ints, adapted_counts, token_adapters
 
 
@@ -23,7 +23,7 @@ def patch() -> None:
     """Put the rule into `InputBatch.make_lora_inputs`."""
     from vllm.v1.worker.gpu_input_batch import InputBatch
 
-    replace(InputBatch, "make_lora_inputs", lambda upstream: make_lora_inputs)
+    put(InputBatch, "make_lora_inputs", make_lora_inputs)
 
 
 def make_lora_inputs(
@@ -43,8 +43,6 @@ def make_lora_inputs(
         prefill_only, self.num_prompt_tokens[:n], self.num_computed_tokens_cpu[:n], num_scheduled_tokens
     )
     tokens = token_adapters(ids, adapted, num_scheduled_tokens)
-    # Only a stock adapter can act on the LM head: ours are refused there.
-    stock = np.isin(ids, [id_ for id_, request in requests.items() if parse_ref(request.lora_path) is None])
-    sampled = np.where(stock, ids, 0).repeat(num_sampled_tokens)
     active = [requests[id_] for id_ in np.unique(tokens).tolist() if id_]
-    return tuple(sampled.tolist()), tuple(tokens.tolist()), active
+    # Nothing adapts the LM head.
+    return (0,) * int(num_sampled_tokens.sum()), tuple(tokens.tolist()), active

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from engine_patch.patching import replace
-from engine_patch.ref import is_prefill_only, parse_ref
+from engine_patch.patching import put, replace
+from engine_patch.ref import is_prefill_only
 from engine_patch.runners.token_map import Bools, Ints, adapted_counts, token_adapters
 
 
@@ -34,23 +34,19 @@ def patch() -> None:
         def add_request(self: Any, req_id: str, req_index: int, lora_request: Any) -> None:
             upstream(self, req_id, req_index, lora_request)
             self.preft_prefill_only[req_index] = is_prefill_only(lora_request)
-            # Only a stock adapter can act on the LM head: ours are refused there.
-            stock = lora_request is not None and parse_ref(lora_request.lora_path) is None
-            self.preft_sampler_ids[req_index] = lora_request.lora_int_id if stock else 0
 
         return add_request
 
     replace(GPUModelRunner, "__init__", make_init)
     replace(LoraState, "add_request", make_add)
-    replace(LoraState, "make_lora_inputs", lambda upstream: make_lora_inputs)
-    replace(LoraState, "get_activate_loras", lambda upstream: get_activate_loras)
+    put(LoraState, "make_lora_inputs", make_lora_inputs)
+    put(LoraState, "get_activate_loras", get_activate_loras)
 
 
 def attach(lora_state: Any, req_states: Any) -> None:
     """Let `lora_state` see n and the computed positions of every request; both have one row for each request slot."""
     lora_state.preft_req_states = req_states
     lora_state.preft_prefill_only = np.zeros(len(lora_state.lora_ids), dtype=bool)
-    lora_state.preft_sampler_ids = np.zeros_like(lora_state.lora_ids)
 
 
 def make_lora_inputs(
@@ -73,8 +69,8 @@ def make_lora_inputs(
         num_scheduled_tokens,
     )
     tokens = token_adapters(ids, adapted, num_scheduled_tokens)
-    sampled = self.preft_sampler_ids[idx_mapping]
-    return tuple(sampled.tolist()), tuple(tokens.tolist()), _requests(self, req_ids, (ids != 0) & (adapted > 0))
+    # Nothing adapts the LM head.
+    return (0,) * len(idx_mapping), tuple(tokens.tolist()), _requests(self, req_ids, (ids != 0) & (adapted > 0))
 
 
 def get_activate_loras(self: Any, req_ids: list[str]) -> list[Any]:

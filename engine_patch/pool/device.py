@@ -1,0 +1,201 @@
+"""The device tier: adapters where the kernels read them, and the table that says where.
+
+An adapter comes in by one copy of its own bytes, on a stream of its own, so that it overlaps with the steps that are computed
+meanwhile. A step's adapters have slots, the numbers by which kernels know them; more adapters than slots can be resident.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from engine_patch.pool.arena import Arena, Move
+from engine_patch.pool.counters import TierCounters
+from engine_patch.pool.share import Share
+from engine_patch.store.layout import PAGE_BYTES
+
+STEPS_REMEMBERED = 8
+"""Steps whose end is known apart; a run last used before them is safe to write once the oldest of them is over."""
+
+
+@dataclass(eq=False)
+class DeviceAdapter:
+    """One adapter on the device."""
+
+    share: Share
+    used_in: int = 0
+    """The last step that used it."""
+    ready: Any = None
+    """CUDA event: its bytes have arrived."""
+
+
+class DeviceTier:
+    """Holds at most `num_bytes` of adapters, and never moves a byte that a kernel may still read."""
+
+    def __init__(
+        self, num_bytes: int, num_slots: int, num_slices: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.arena = Arena(num_bytes // PAGE_BYTES)
+        self._page = PAGE_BYTES // dtype.itemsize
+        self.pool = torch.zeros(self.arena.num_pages * self._page, dtype=dtype, device=device)
+        """`[num_elements]` of the engine's dtype."""
+        self.table = torch.zeros(num_slots, num_slices, 4, dtype=torch.int64, device=device)
+        """`[slots, slices, 4]`: where each weight lies, see `Share.rows`; offsets from the pool's first element."""
+        self.adapters: dict[str, DeviceAdapter] = {}
+        self.slots: OrderedDict[str, int] = OrderedDict()
+        """By content digest, least recently used first."""
+        self._free_slots = list(reversed(range(num_slots)))
+        self.counters = TierCounters(capacity_bytes=self.arena.num_pages * PAGE_BYTES)
+        self.compactions = 0
+        self._streams = Streams(device) if device.type == "cuda" else None
+        self._step = 0
+        self._freed_after = 0  # the last step that may read pages which are free now
+
+    def begin_step(self) -> None:
+        """To be called before anything of a step: what was queued on the device so far belongs to earlier steps."""
+        self._step += 1
+        if self._streams:
+            self._streams.mark()
+
+    def bring(self, digest: str, share: Share, source: torch.Tensor, keep: Callable[[str], bool]) -> bool:
+        """Copy an adapter in; False if there is no room beside what `keep` holds.
+
+        On a GPU `source` must not change before `adapters[digest].ready`.
+
+        Args:
+            digest: its content.
+            share: its layout.
+            source: its bytes on the host, uint8 `[share.num_bytes]`.
+            keep: which adapters must stay.
+        """
+        pages = share.layout.num_pages
+        run, evicted = self.arena.place(digest, pages, lambda other: not keep(other))
+        self._forget(evicted)
+        if run is None and self._make_room(pages, keep):
+            run, _ = self.arena.place(digest, pages, lambda other: False)
+        if run is None:
+            return False
+        adapter = self.adapters[digest] = DeviceAdapter(share)
+        target = self.pool[run.start * self._page : run.stop * self._page]
+        self.counters.misses += 1
+        self.counters.loaded_bytes += share.num_bytes
+        if self._streams is None:
+            target.copy_(source.view(self.pool.dtype))
+        else:
+            adapter.ready = self._streams.copy(target, source.view(self.pool.dtype), self._step - self._freed_after)
+        return True
+
+    def use(self, digests: list[str]) -> list[int]:
+        """Give each of a step's adapters, which are resident, a slot; the kernels queued from now on find them."""
+        for digest in digests:
+            self.arena.touch(digest)
+            if digest in self.slots:
+                self.slots.move_to_end(digest)
+        for digest in digests:
+            adapter = self.adapters[digest]
+            if digest not in self.slots:
+                if not self._free_slots:
+                    oldest = next(other for other in self.slots if other not in digests)
+                    self._free_slots.append(self.slots.pop(oldest))
+                self.slots[digest] = self._free_slots.pop()
+                self._write(digest)
+            if adapter.ready is not None:
+                torch.cuda.current_stream().wait_event(adapter.ready)
+                adapter.ready = None
+            adapter.used_in = self._step
+        return [self.slots[digest] for digest in digests]
+
+    def point_to_zeros(self, rank: int) -> None:
+        """Let every slot adapt every layer with the pool's first elements, as an adapter of this rank would."""
+        self.table[:] = torch.tensor([0, 0, rank, 0], device=self.table.device)
+
+    def clear_table(self) -> None:
+        """Let no slot point anywhere."""
+        self.table.zero_()
+        self._free_slots += [self.slots.pop(digest) for digest in list(self.slots)]
+
+    def drop(self, digest: str) -> None:
+        """Forget `digest`."""
+        self._forget([digest], free=True)
+
+    def _make_room(self, pages: int, keep: Callable[[str], bool]) -> bool:
+        """Make one hole of many, and evict no more than that takes; False if what `keep` holds leaves too little."""
+        kept = sum(run.pages for digest, run in self.arena.runs.items() if keep(digest))
+        if self.arena.num_pages - kept < pages:
+            return False
+        for digest in [other for other in self.arena.runs if not keep(other)]:
+            if self.arena.num_pages - self.arena.used >= pages:
+                break
+            self.drop(digest)
+        self._move(self.arena.compact())
+        return True
+
+    def _forget(self, digests: list[str], free: bool = False) -> None:
+        """Drop the records of adapters whose pages are gone (or go, with `free`)."""
+        for digest in digests:
+            self._freed_after = max(self._freed_after, self.adapters.pop(digest).used_in)
+            if digest in self.slots:
+                self._free_slots.append(self.slots.pop(digest))
+            if free:
+                self.arena.free(digest)
+        self.counters.evictions += len(digests)
+
+    def _move(self, moves: list[Move]) -> None:
+        """Carry out `moves` after everything that is queued, and let copies wait for them."""
+        self.compactions += 1
+        if self._streams:
+            torch.cuda.current_stream().wait_stream(self._streams.copies)
+        for move in moves:
+            source = self.pool[move.source * self._page : (move.source + move.pages) * self._page]
+            self.pool[move.target * self._page : (move.target + move.pages) * self._page] = source.clone()
+            if move.key in self.slots:
+                self._write(move.key)
+        if self._streams:
+            self._streams.copies.wait_stream(torch.cuda.current_stream())
+
+    def _write(self, digest: str) -> None:
+        """Write the table's rows of `digest`, whose slot and run are known."""
+        rows = self.adapters[digest].share.rows.clone()
+        rows[:, :2] += self.arena.runs[digest].start * self._page
+        # From pageable memory: the driver takes the bytes at once, so the rows may go; nothing waits for the device.
+        self.table[self.slots[digest]].copy_(rows, non_blocking=True)
+
+    def count(self) -> TierCounters:
+        """The counters as of now."""
+        self.counters.used_bytes = self.arena.used * PAGE_BYTES
+        self.counters.adapters = len(self.adapters)
+        return self.counters
+
+
+class Streams:
+    """The stream of the copies, and the ends of the last steps on the stream that computes."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.copies: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._ends: deque[Any] = deque(maxlen=STEPS_REMEMBERED)
+
+    def mark(self) -> None:
+        """What is queued so far belongs to the steps before."""
+        self._ends.append(_event())
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor, steps_ago: int) -> Any:
+        """Copy pinned `source` when the step that began `steps_ago` steps ago is over; returns the event of the copy's end."""
+        # The last mark is the beginning of the present step: the end of the one that began one step ago.
+        if steps_ago < 1:
+            self.copies.wait_stream(torch.cuda.current_stream())
+        elif self._ends:
+            self.copies.wait_event(self._ends[max(-steps_ago, -len(self._ends))])
+        with torch.cuda.stream(self.copies):
+            target.copy_(source, non_blocking=True)
+            return _event()
+
+
+def _event() -> Any:
+    """What is queued on the current stream so far."""
+    event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record()
+    return event

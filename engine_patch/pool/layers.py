@@ -1,0 +1,146 @@
+"""What this engine can serve, and this worker's share of it: told by vLLM's own wrapped layers.
+
+With tensor parallelism each worker computes a part of every layer, and needs that part of A or B. Which part is asked of
+vLLM's own slicing functions, so that the share is theirs by construction.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from engine_patch.base_model import BaseFingerprint
+from engine_patch.errors import PreftError
+from engine_patch.store.format import Group, Header, expand_groups
+from engine_patch.store.layout import ModuleLayout, plan_pages
+
+Index = torch.Tensor | None
+"""Positions that a share takes of a dimension, int64 `[share]`; None: all."""
+
+
+@dataclass(frozen=True, eq=False)
+class Slice:
+    """One module of the model: all of a wrapped layer, or one part of a fused one."""
+
+    module: str
+    in_features: int
+    out_features: int
+    """As on one device."""
+    columns: Index
+    """Input features that this worker computes."""
+    rows: Index
+    """Output features that this worker computes."""
+
+    @property
+    def local_in(self) -> int:
+        """Input features on this worker."""
+        return self.in_features if self.columns is None else len(self.columns)
+
+    @property
+    def local_out(self) -> int:
+        """Output features on this worker."""
+        return self.out_features if self.rows is None else len(self.rows)
+
+
+@dataclass(frozen=True, eq=False)
+class EngineLayers:
+    """The linear layers that vLLM's adapter manager wraps, in the order of the model."""
+
+    layers: list[tuple[Any, list[Slice]]]
+    """Each wrapped layer with its parts."""
+    base: BaseFingerprint
+    max_rank: int
+
+    @classmethod
+    def of(cls, manager: Any, max_rank: int) -> EngineLayers:
+        """Look into vLLM's `LoRAModelManager`."""
+        layers = []
+        for name, layer in manager.modules.items():
+            parts = manager.packed_modules.get(name) or [name]
+            shapes = part_shapes(layer.base_layer, len(parts))
+            if len(shapes) == len(parts):
+                shares = part_shares(layer, shapes)
+                slices = [Slice(*one, *share) for one, share in zip(_named(parts, shapes), shares, strict=True)]
+                layers.append((layer, slices))
+        return cls(layers, BaseFingerprint.from_hf_config(manager.model.config), max_rank)
+
+    @cached_property
+    def slices(self) -> dict[str, Slice]:
+        """Every module, in the order of the table of weights."""
+        return {part.module: part for _, parts in self.layers for part in parts}
+
+    def check_fits(self, header: Header, where: object) -> None:
+        """Refuse an adapter that this engine cannot serve exactly.
+
+        Raises:
+            PreftError: another base model, a rank above the limit, modules that the engine does not have, or of other sizes.
+        """
+        if header.rank > self.max_rank:
+            raise PreftError(
+                f"{where} has rank {header.rank}, this server holds up to {self.max_rank}; raise serve.max_lora_rank"
+            )
+        if difference := header.base.mismatch(self.base):
+            raise PreftError(f"{where} belongs to another base model: {difference}")
+        if unknown := sorted(set(header.modules) - set(self.slices)):
+            raise PreftError(f"{where} adapts modules that this engine does not have: {', '.join(unknown[:5])}")
+        for name, module in header.modules.items():
+            here = self.slices[name]
+            if (module.in_features, module.out_features) != (here.in_features, here.out_features):
+                raise PreftError(
+                    f"{where} does not fit this engine: {name} goes from {module.in_features} to {module.out_features}"
+                    f" features there, from {here.in_features} to {here.out_features} here"
+                )
+
+    def share(self, groups: tuple[Group, ...]) -> dict[str, ModuleLayout]:
+        """The modules of an adapter as this worker holds them."""
+        return {
+            name: ModuleLayout(m.rank, self.slices[name].local_in, self.slices[name].local_out, m.scaling)
+            for name, m in expand_groups(groups).items()
+        }
+
+    def largest_pages(self, itemsize: int) -> int:
+        """Pages of an adapter of the largest rank on all modules."""
+        modules = {
+            name: ModuleLayout(self.max_rank, part.local_in, part.local_out, 1.0) for name, part in self.slices.items()
+        }
+        return plan_pages(modules, itemsize).num_pages
+
+
+def _named(parts: list[str], shapes: list[tuple[int, int]]) -> list[tuple[str, int, int]]:
+    return [(name, *shape) for name, shape in zip(parts, shapes, strict=True)]
+
+
+def part_shapes(base: Any, num_parts: int) -> list[tuple[int, int]]:
+    """(in, out) features of each part of a linear layer, as on one device; of no part if it is none (an embedding)."""
+    if not hasattr(base, "output_size"):
+        return []
+    if num_parts == 1:
+        return [(base.input_size, base.output_size)]
+    if hasattr(base, "total_num_kv_heads"):  # `output_sizes` counts key and value heads once for each device
+        kv_heads, v_size = base.total_num_kv_heads, getattr(base, "v_head_size", base.head_size)
+        sizes = [base.total_num_heads * base.head_size, kv_heads * base.head_size, kv_heads * v_size]
+    else:
+        sizes = base.output_sizes
+    return [(base.input_size, size) for size in sizes]
+
+
+def part_shares(layer: Any, shapes: list[tuple[int, int]]) -> list[tuple[Index, Index]]:
+    """Which columns of A and rows of B this worker takes of each part: what vLLM's slicing leaves of the numbers 0, 1, ..."""
+    if layer.tp_size == 1:
+        return [(None, None)] * len(shapes)
+    a: Any = [torch.arange(size)[None, :] for size, _ in shapes]
+    b: Any = [torch.arange(size)[:, None] for _, size in shapes]
+    if layer.n_slices == 1:
+        a, b = [layer.slice_lora_a(a[0])], [layer.slice_lora_b(b[0])]
+    else:
+        a, b = layer.slice_lora_a(a), layer.slice_lora_b(b)
+    return [
+        (
+            None if left.shape[1] == shape[0] else left[0].clone(),
+            None if right.shape[0] == shape[1] else right[:, 0].clone(),
+        )
+        for left, right, shape in zip(a, b, shapes, strict=True)
+    ]

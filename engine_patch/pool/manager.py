@@ -1,0 +1,171 @@
+"""vLLM's LoRA manager over our pool.
+
+Upstream: every wrapped layer has arrays of its own with one place for each slot, as large as the largest rank; bringing one
+in takes hundreds of small copies, and a file is read in the step that needs it. Needed: one pool, one copy, files read ahead; and
+no adapter on embeddings or the LM head, which ours never adapt. Still fits while layers pass `lora_a_stacked` and
+`lora_b_stacked` to the kernels as they are, and a step's adapters are announced by `_apply_adapters` before its mapping is
+translated by `lora_index_to_id` (see `contract.py`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from engine_patch.errors import PreftError
+from engine_patch.patching import put, replace
+from engine_patch.pool.layers import EngineLayers
+from engine_patch.pool.tiers import AdapterTiers, parse, sizes_of
+
+
+def patch() -> None:
+    """Replace what upstream does with adapters in a worker."""
+    from vllm.lora import model_manager
+    from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
+    from vllm.lora.layers.column_parallel_linear import (
+        MergedColumnParallelLinearWithLoRA,
+        MergedQKVParallelLinearWithLoRA,
+    )
+    from vllm.lora.worker_manager import LRUCacheWorkerLoRAManager
+    from vllm.v1.worker.worker_base import WorkerBase
+
+    for layer in (BaseLinearLayerWithLoRA, MergedColumnParallelLinearWithLoRA, MergedQKVParallelLinearWithLoRA):
+        put(layer, "create_lora_weights", create_lora_weights)
+    replace(model_manager, "get_supported_lora_modules", make_supported_modules)
+    replace(LRUCacheWorkerLoRAManager, "create_lora_manager", make_create)
+    put(LRUCacheWorkerLoRAManager, "_apply_adapters", _apply_adapters)
+    put(LRUCacheWorkerLoRAManager, "add_adapter", add_adapter)
+    put(LRUCacheWorkerLoRAManager, "add_dummy_lora", add_dummy_lora)
+    put(LRUCacheWorkerLoRAManager, "remove_adapter", remove_adapter)
+    put(LRUCacheWorkerLoRAManager, "remove_all_adapters", remove_all_adapters)
+    put(LRUCacheWorkerLoRAManager, "list_adapters", list_adapters)
+    put(LRUCacheWorkerLoRAManager, "pin_adapter", pin_adapter)
+    put(WorkerBase, "preft_want", want)
+    put(WorkerBase, "preft_count", count)
+
+
+def create_lora_weights(self: Any, max_loras: int, lora_config: Any, model_config: Any = None) -> None:
+    """No arrays: `attach` gives the layer the pool. What else the layer reads is set as upstream does."""
+    self.lora_config = lora_config
+    self.lora_a_stacked = self.lora_b_stacked = ()
+    if self.n_slices == 1:
+        self.output_slices = (self.output_size,)
+
+
+def make_supported_modules(upstream: Any) -> Any:
+    """Only linear layers are wrapped: arrays for an LM head of 128,000 rows would take memory that no adapter uses."""
+
+    def get_supported_lora_modules(model: Any) -> list[str]:
+        embeddings = {name for module in model.modules() for name in (getattr(module, "embedding_modules", None) or ())}
+        return [name for name in upstream(model) if name not in embeddings]
+
+    return get_supported_lora_modules
+
+
+def make_create(upstream: Any) -> Any:
+    """Makes the tiers once the layers are wrapped."""
+
+    def create_lora_manager(self: Any, model: Any, vllm_config: Any) -> Any:
+        wrapped = upstream(self, model, vllm_config)
+        config, inner = self.lora_config, self._adapter_manager
+        layers = EngineLayers.of(inner, config.max_lora_rank)
+        extra = vllm_config.additional_config
+        options = extra.get("preft", {}) if isinstance(extra, dict) else {}
+        sizes = sizes_of(options, layers, inner.lora_slots, config.lora_dtype.itemsize)
+        self.preft = AdapterTiers(layers, inner.lora_slots, sizes, config.lora_dtype, self.device)
+        self.preft_ids, self.preft_dummies = {}, set()
+        attach(layers, self.preft.device.pool, self.preft.device.table)
+        return wrapped
+
+    return create_lora_manager
+
+
+def attach(layers: EngineLayers, pool: torch.Tensor, table: torch.Tensor) -> None:
+    """Give each layer what its kernels need: `lora_a_stacked = (pool,)`, `lora_b_stacked = (its rows of the table, slices)`.
+
+    Args:
+        layers: all wrapped layers.
+        pool: `[num_elements]`.
+        table: `[slots, num_slices, 4]`.
+    """
+    first = 0
+    for layer, parts in layers.layers:
+        starts = [sum(layer.output_slices[:index]) for index in range(len(parts))]
+        slices = torch.tensor(
+            list(zip(starts, layer.output_slices, strict=True)), dtype=torch.int32, device=pool.device
+        )
+        layer.lora_a_stacked = (pool,)
+        layer.lora_b_stacked = (table[:, first : first + len(parts)], slices)
+        first += len(parts)
+
+
+def _apply_adapters(self: Any, lora_requests: Any) -> None:
+    """Have a step's adapters on the device, and let the mapping find their slots."""
+    requests = {request.lora_int_id: request for request in lora_requests if request}
+    slots = self._adapter_manager.lora_slots
+    if len(requests) > slots:
+        raise RuntimeError(f"a step with {len(requests)} adapters, and there are {slots} slots")
+    ids: list[int | None] = [None] * slots
+    if requests.keys() & self.preft_dummies:
+        for slot, id_ in enumerate(sorted(requests)):
+            ids[slot] = id_
+    else:
+        found = self.preft.activate([request.lora_path for request in requests.values()])
+        for slot, (id_, request) in zip(found, requests.items(), strict=True):
+            ids[slot] = id_
+            self.preft_ids[id_] = parse(request.lora_path).digest
+    self._adapter_manager.lora_index_to_id = ids
+
+
+def add_adapter(self: Any, lora_request: Any) -> bool:
+    """Have an adapter in host memory. Raises PreftError if it cannot be loaded."""
+    ref = parse(lora_request.lora_path)
+    self.preft.load(ref)
+    self.preft_ids[lora_request.lora_int_id] = ref.digest
+    return True
+
+
+def add_dummy_lora(self: Any, lora_request: Any, rank: int) -> bool:
+    """Warm-up and graph capture run with these: every slot reads zeros from the pool, which is still empty."""
+    self.preft_dummies.add(lora_request.lora_int_id)
+    self.preft.warm_up(rank)
+    return True
+
+
+def remove_adapter(self: Any, adapter_id: int) -> bool:
+    """Drop an adapter; a request that needs it has it loaded again."""
+    digest = self.preft_ids.pop(adapter_id, None)
+    return digest is not None and self.preft.forget(digest)
+
+
+def remove_all_adapters(self: Any) -> None:
+    """Drop all adapters, those of the warm-up too."""
+    self.preft_dummies.clear()
+    for adapter_id in list(self.preft_ids):
+        self.remove_adapter(adapter_id)
+    self.preft.device.clear_table()
+    self._adapter_manager.remove_all_adapters()
+
+
+def list_adapters(self: Any) -> set[int]:
+    """Ids of the adapters in host or device memory."""
+    here = {*self.preft.host.adapters, *self.preft.device.adapters}
+    return {adapter_id for adapter_id, digest in self.preft_ids.items() if digest in here}
+
+
+def pin_adapter(self: Any, adapter_id: int) -> bool:
+    """Refused: an adapter that is used stays by itself."""
+    raise PreftError("adapters are not pinned: those that requests use stay in memory, others as long as there is room")
+
+
+def want(worker: Any, running: list[str], waiting: list[str], patience: float) -> dict[str, str]:
+    """`AdapterTiers.want` of a worker, for RPC."""
+    found: dict[str, str] = worker.model_runner.lora_manager.preft.want(running, waiting, patience)
+    return found
+
+
+def count(worker: Any) -> dict[str, Any]:
+    """`PoolCounters` of a worker as plain data, for RPC."""
+    counters: dict[str, Any] = worker.model_runner.lora_manager.preft.count().model_dump()
+    return counters

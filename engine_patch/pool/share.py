@@ -1,0 +1,91 @@
+"""From a file's pages to the bytes that one worker keeps and copies to its device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine_patch.adapter import DTYPES
+from engine_patch.pool.layers import EngineLayers, Slice
+from engine_patch.store.file import read_pages
+from engine_patch.store.format import Group, Header, layout_of
+from engine_patch.store.layout import PAGE_BYTES, PageLayout, plan_pages
+from engine_patch.store.pages import views
+
+
+@dataclass(frozen=True, eq=False)
+class Share:
+    """What one worker keeps of all adapters of one kind (same modules, ranks, scalings and file dtype)."""
+
+    layout: PageLayout
+    """Of the worker's own bytes."""
+    plain: bool
+    """Whether they are the file's bytes as they are: no tensor parallelism, and the engine's dtype."""
+    rows: torch.Tensor
+    """`[num_slices, 4]` int64: A's and B's offset (in elements, from the adapter's first), rank, bits of the float32 scale."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the worker's bytes."""
+        return self.layout.num_pages * PAGE_BYTES
+
+
+class Sharer:
+    """Makes the shares of one worker, each kind once."""
+
+    def __init__(self, layers: EngineLayers, dtype: torch.dtype) -> None:
+        self.layers, self._dtype = layers, dtype
+        self._made: dict[tuple[tuple[Group, ...], str], Share] = {}
+
+    def share(self, header: Header) -> Share:
+        """The share of the adapter that `header` describes, which must fit (see `EngineLayers.check_fits`)."""
+        key = (header.groups, header.dtype)
+        if key not in self._made:
+            layout = plan_pages(self.layers.share(header.groups), self._dtype.itemsize)
+            whole = all(part.columns is None and part.rows is None for part in self.layers.slices.values())
+            plain = whole and DTYPES[header.dtype] == self._dtype
+            self._made[key] = Share(layout, plain, table_rows(layout, self.layers.slices))
+        return self._made[key]
+
+    def load(
+        self, path: Path, header: Header, into: torch.Tensor, each: Callable[[Callable[[Any], Any], Iterable[Any]], Any]
+    ) -> None:
+        """Read and verify `path`, and put this worker's share into `into`, uint8 `[share.num_bytes]`.
+
+        Raises:
+            PreftError: as `read_pages` does.
+        """
+        share = self.share(header)
+        if share.plain:
+            read_pages(path, header, memoryview(into.numpy()), each)  # type: ignore[arg-type]
+            return
+        data = bytearray(header.num_bytes)
+        read_pages(path, header, memoryview(data), each)
+        whole = torch.frombuffer(data, dtype=DTYPES[header.dtype])
+        mine = into.view(self._dtype)
+        for name, block in layout_of(header.groups, DTYPES[header.dtype].itemsize).blocks.items():
+            part = self.layers.slices[name]
+            a, b = views(mine, share.layout.blocks[name])
+            from_a, from_b = views(whole, block)
+            a.copy_(from_a if part.columns is None else from_a[:, part.columns])
+            b.copy_(from_b if part.rows is None else from_b[:, part.rows])
+
+
+def table_rows(layout: PageLayout, slices: dict[str, Slice]) -> torch.Tensor:
+    """The rows of the table of weights for an adapter that lies at offset 0; rank 0 where it adapts nothing."""
+    rows = torch.zeros(len(slices), 4, dtype=torch.int64)
+    for index, name in enumerate(slices):
+        if block := layout.blocks.get(name):
+            rows[index] = torch.tensor(
+                [block.a_offset, block.b_offset, block.module.rank, scale_bits(block.module.scaling)]
+            )
+    return rows
+
+
+def scale_bits(scaling: float) -> int:
+    """The bits of `scaling` as float32."""
+    return int(torch.tensor(scaling, dtype=torch.float32).view(torch.int32))

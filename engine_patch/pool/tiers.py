@@ -1,0 +1,229 @@
+"""The tiers of one worker together: files, host, device. What is wanted soon moves ahead of the step that needs it.
+
+The engine core says before every step which adapters it wants (`want`); only those that have arrived are scheduled. A step then
+takes its adapters (`activate`), which is one copy each for those that are not on the device already.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from engine_patch.errors import PreftError
+from engine_patch.pool.counters import PoolCounters
+from engine_patch.pool.device import DeviceTier
+from engine_patch.pool.host import HostTier
+from engine_patch.pool.layers import EngineLayers
+from engine_patch.pool.share import Sharer
+from engine_patch.ref import AdapterRef, parse_ref
+from engine_patch.store.layout import PAGE_BYTES
+
+NOT_YET = ""
+"""The state of an adapter that is on its way."""
+
+
+@dataclass(frozen=True)
+class PoolSizes:
+    """The sizes of the tiers of one worker, in bytes; the files' is the disk's."""
+
+    device: int
+    host: int
+
+
+class AdapterTiers:
+    """Where every adapter of this worker is, and how it gets to the device."""
+
+    def __init__(
+        self, layers: EngineLayers, num_slots: int, sizes: PoolSizes, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.layers = layers
+        sharer = Sharer(layers, dtype)
+        self.host = HostTier(sizes.host, sharer, pin=device.type == "cuda")
+        self.device = DeviceTier(sizes.device, num_slots, len(layers.slices), dtype, device)
+        self._num_slots = num_slots
+        self._running: set[str] = set()
+        self._failures = self._waits = 0
+        self._wait_seconds = 0.0
+
+    def want(self, running: list[str], waiting: list[str], patience: float = 0.0) -> dict[str, str]:
+        """Bring adapters closer, in order; says what has not arrived: its digest, and why (`NOT_YET`, or the error).
+
+        Args:
+            running: references (`AdapterRef.encode`) of requests with prompt tokens left, whose adapters stay on the device.
+            waiting: references of the requests that come next.
+            patience: seconds to wait if nothing has arrived yet.
+        """
+        self.device.begin_step()
+        self._running = {parse(path).digest for path in running}
+        refs = {ref.digest: ref for ref in map(parse, waiting)}
+        self.host.wanted = set(refs)
+        missing = self._advance(refs)
+        if patience and len(missing) == len(refs) and not any(missing.values()):
+            self.host.wait(list(missing), patience)
+            missing = self._advance(refs)
+        arrived = [digest for digest in refs if digest not in missing]
+        fitting = self._fitting(arrived)
+        self._bring_ahead(arrived[:fitting])
+        return missing | dict.fromkeys(arrived[fitting:], NOT_YET)
+
+    def _fitting(self, digests: list[str]) -> int:
+        """How many of `digests`, from the first on, the device can hold beside the adapters of running requests.
+
+        Those behind the first that does not fit wait with it, so that small adapters do not pass a large one for ever.
+        """
+        free = self.device.arena.num_pages - sum(self._pages(digest) for digest in self._running)
+        for count, digest in enumerate(digests):
+            free -= 0 if digest in self._running else self._pages(digest)
+            if free < 0:
+                return count
+        return len(digests)
+
+    def _pages(self, digest: str) -> int:
+        adapter = self.device.adapters.get(digest) or self.host.adapters.get(digest)
+        return adapter.share.layout.num_pages if adapter else 0
+
+    def _advance(self, refs: dict[str, AdapterRef]) -> dict[str, str]:
+        missing = {}
+        for digest, ref in refs.items():
+            try:
+                if digest not in self.device.adapters and not self._at_hand(ref):
+                    missing[digest] = NOT_YET
+            except PreftError as error:
+                missing[digest] = str(error)
+                self._failures += 1
+        return missing
+
+    def _at_hand(self, ref: AdapterRef) -> bool:
+        """Whether the adapter is in host memory; begins to load it if not, as soon as there is room."""
+        if ref.digest in self.host.adapters:
+            return self.host.ready(ref.digest)
+        self._start(ref)
+        return False
+
+    def _start(self, ref: AdapterRef) -> None:
+        if self.host.start(ref):
+            share, room = self.host.adapters[ref.digest].share, self.device.counters.capacity_bytes
+            if share.num_bytes > room:
+                raise PreftError(
+                    f"{ref.path} takes {share.num_bytes} bytes and the device pool has {room}; raise serve.gpu_pool"
+                )
+
+    def _bring_ahead(self, digests: list[str]) -> None:
+        """Copy the next ones to the device while a step is computed, if they need no room of a running request."""
+        ahead: set[str] = set()
+        for digest in digests[: self._num_slots]:
+            ahead.add(digest)
+            if digest not in self.device.adapters and not self._bring(digest, self._running | ahead):
+                return
+
+    def _bring(self, digest: str, keep: set[str]) -> bool:
+        adapter = self.host.adapters[digest]
+        self.host.touch(digest)
+        done = self.device.bring(digest, adapter.share, adapter.bytes, keep.__contains__)
+        if done:
+            self.host.counters.hits += 1
+            adapter.copied = self.device.adapters[digest].ready
+        return done
+
+    def activate(self, lora_paths: list[str]) -> list[int]:
+        """The slots of a step's adapters, at most as many as there are slots; brings in what is not on the device.
+
+        Raises:
+            PreftError: an adapter that was not asked for with `want` cannot be loaded.
+        """
+        refs = [parse(path) for path in lora_paths]
+        digests = [ref.digest for ref in refs]
+        self.device.begin_step()
+        for ref in refs:
+            if ref.digest in self.device.adapters:
+                self.device.counters.hits += 1
+                continue
+            self.load(ref)
+            if not (self._bring(ref.digest, {*digests, *self._running}) or self._bring(ref.digest, set(digests))):
+                raise PreftError(f"the device pool has no room for the adapters of one step, {len(digests)} of them")
+        return self.device.use(digests)
+
+    def load(self, ref: AdapterRef) -> None:
+        """Have the adapter in host memory, and wait for it if need be.
+
+        Raises:
+            PreftError: it cannot be loaded.
+        """
+        started = time.perf_counter()
+        wanted_before = set(self.host.wanted)
+        self.host.wanted.add(ref.digest)
+        waited = False
+        while not self._at_hand(ref):
+            waited = True
+            if ref.digest in self.host.adapters:
+                self.host.wait([ref.digest], None)
+            elif time.perf_counter() - started > 60:
+                raise PreftError(f"no room in host memory for {ref.path}; raise serve.host_pool")
+            else:
+                time.sleep(0.001)
+        self.host.wanted = wanted_before
+        if waited:
+            self._waits += 1
+            self._wait_seconds += time.perf_counter() - started
+
+    def warm_up(self, rank: int) -> None:
+        """Let every slot read zeros from the pool, which is still empty, with a rank that it has room for."""
+        widest = max(max(part.local_in, part.local_out) for part in self.layers.slices.values())
+        self.device.point_to_zeros(min(rank, self.device.pool.numel() // widest))
+
+    def forget(self, digest: str) -> bool:
+        """Drop an adapter from host and device, unless a request is about to use it; says whether it did."""
+        if digest in self._running or digest in self.host.wanted:
+            return False
+        if digest in self.device.adapters:
+            self.device.drop(digest)
+        if digest in self.host.adapters and self.host.ready(digest):
+            self.host.drop(digest)
+        return True
+
+    def count(self) -> PoolCounters:
+        """The counters as of now."""
+        return PoolCounters(
+            device=self.device.count(),
+            host=self.host.count(),
+            load_failures=self._failures,
+            step_waits=self._waits,
+            step_wait_seconds=self._wait_seconds,
+            compactions=self.device.compactions,
+        )
+
+
+def parse(lora_path: str) -> AdapterRef:
+    """The adapter that a request names.
+
+    Raises:
+        PreftError: a stock adapter, which stock kernels would apply to all tokens.
+    """
+    ref = parse_ref(lora_path)
+    if ref is None:
+        raise PreftError(
+            f"{lora_path} is a stock adapter: convert it (preft convert), or set PREFT_DISABLE=1 to run the stock engine"
+        )
+    return ref
+
+
+def sizes_of(options: dict[str, Any], layers: EngineLayers, num_slots: int, itemsize: int) -> PoolSizes:
+    """The sizes that the engine was started with; without any, room for as many of the largest adapters as there are slots.
+
+    Args:
+        options: `additional_config["preft"]`: `gpu_pool_bytes` and `host_pool_bytes`.
+        layers: what an adapter can adapt.
+        num_slots: adapters of one step.
+        itemsize: bytes of an element on the device.
+    """
+    largest = layers.largest_pages(itemsize) * PAGE_BYTES
+    return PoolSizes(
+        device=int(options.get("gpu_pool_bytes") or num_slots * largest),
+        host=int(options.get("host_pool_bytes") or max(num_slots * largest, DEFAULT_HOST_BYTES)),
+    )
+
+
+DEFAULT_HOST_BYTES = 1 << 30
