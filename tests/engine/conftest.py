@@ -61,7 +61,6 @@ def llm(smollm2: Any) -> Iterator[Any]:
         dtype="float32",
         enable_lora=True,
         max_loras=4,
-        max_cpu_loras=16,
         max_lora_rank=16,
         max_model_len=512,
         max_num_seqs=20,

@@ -39,7 +39,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Masked
         dtype="float32",
         enable_lora=True,
         max_loras=SLOTS,
-        max_cpu_loras=SLOTS,
         max_lora_rank=8,
         max_model_len=128,
         max_num_seqs=COUNT,

@@ -96,11 +96,12 @@ def test_bfloat16_leans_to_no_other_mask() -> None:
     [
         (("off-by-one", 0), ("phase-by-step", 0)),
         (("name-keyed", 3), ("no-phase", 3)),
-        (("stock-cache", 0), ("stock-cpu-kernels", 1)),
+        (("stock-cache", 0), ("base-takes-the-last-slot", 1)),
+        (("stale-table", 4), ("early", 1)),
     ],
 )
 def test_planted_faults_are_found(first: tuple[str, int], second: tuple[str, int]) -> None:
-    """Mutation checks, on the same schedules; the last two are upstream's own faults, back without our patches."""
+    """Mutation checks, on the same schedules; the third two are upstream's own faults."""
     runs = {
         mutation: Run("--mutation", mutation, "--engine", engine, "--schedules", 40, "--seed", SEED)
         for mutation, engine in (first, second)

@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace, used: Material, tally: Tally, seen: Seen)
     chosen = list(settings(arguments))
     for turn, (index, setting) in enumerate(chosen):
         seeds = range(arguments.seed + turn, arguments.seed + arguments.schedules, len(chosen))
-        with engine(used.path, setting) as llm:
+        with engine(used.path, setting, used.files) as llm:
             driver = Driver(llm, used.files)
             with seen.watch(llm):
                 for seed in seeds:

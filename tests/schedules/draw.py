@@ -19,21 +19,24 @@ class EngineSetting:
     blocks: int
     prefix_caching: bool
     slots: int
-    host: int
-    """adapters in host memory"""
+    pool: float
+    """size of the device pool, in adapters of the largest rank"""
+    host: float
+    """size of the host pool"""
     max_num_seqs: int = 16
     policy: str = "fcfs"
     dtype: str = "float32"
     tensor_parallel: int = 1
 
 
+# Pools so small that adapters come and go in every step, and that two of a large and a small one cannot be there at once.
 SETTINGS = (
-    EngineSetting(budget=32, blocks=20, prefix_caching=True, slots=1, host=1),
-    EngineSetting(budget=64, blocks=18, prefix_caching=False, slots=2, host=2),
-    EngineSetting(budget=48, blocks=18, prefix_caching=True, slots=2, host=4),
-    EngineSetting(budget=512, blocks=64, prefix_caching=True, slots=4, host=8),
-    EngineSetting(budget=33, blocks=20, prefix_caching=True, slots=3, host=3, policy="priority"),
-    EngineSetting(budget=200, blocks=18, prefix_caching=False, slots=1, host=2),
+    EngineSetting(budget=32, blocks=20, prefix_caching=True, slots=1, pool=1, host=1),
+    EngineSetting(budget=64, blocks=18, prefix_caching=False, slots=2, pool=1, host=1),
+    EngineSetting(budget=48, blocks=18, prefix_caching=True, slots=2, pool=1.6, host=2),
+    EngineSetting(budget=512, blocks=64, prefix_caching=True, slots=4, pool=3, host=4),
+    EngineSetting(budget=33, blocks=20, prefix_caching=True, slots=3, pool=1.5, host=1.5, policy="priority"),
+    EngineSetting(budget=200, blocks=18, prefix_caching=False, slots=1, pool=3, host=1),
 )
 
 

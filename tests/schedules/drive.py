@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from engine_patch.requests import lora_request
+from engine_patch.store.file import read_header
+from engine_patch.store.format import ITEMSIZE, layout_of
+from engine_patch.store.layout import PAGE_BYTES
 from tests.schedules.draw import BLOCK, MAX_MODEL_LEN, Ask, EngineSetting, Schedule
 
 
@@ -26,7 +29,7 @@ class Answer:
 
 
 @contextmanager
-def engine(model: Path, setting: EngineSetting) -> Iterator[Any]:
+def engine(model: Path, setting: EngineSetting, files: list[Path]) -> Iterator[Any]:
     """The `LLM`, with its engine core in this process, so that mutations reach it and nothing runs beside it."""
     import torch
     from vllm import LLM
@@ -37,7 +40,7 @@ def engine(model: Path, setting: EngineSetting) -> Iterator[Any]:
         dtype=setting.dtype,
         enable_lora=True,
         max_loras=setting.slots,
-        max_cpu_loras=setting.host,
+        additional_config={"preft": pools(setting, files)},
         max_lora_rank=16,
         max_model_len=MAX_MODEL_LEN,
         max_num_seqs=setting.max_num_seqs,
@@ -58,6 +61,13 @@ def engine(model: Path, setting: EngineSetting) -> Iterator[Any]:
         llm.llm_engine.engine_core.shutdown()
         del llm
         cleanup_dist_env_and_memory()
+
+
+def pools(setting: EngineSetting, files: list[Path]) -> dict[str, int]:
+    """The sizes of the pools in bytes, as the engine takes them."""
+    itemsize = ITEMSIZE[setting.dtype]
+    largest = max(layout_of(read_header(file).groups, itemsize).num_pages for file in files) * PAGE_BYTES
+    return {"gpu_pool_bytes": int(setting.pool * largest), "host_pool_bytes": int(setting.host * largest)}
 
 
 class Driver:

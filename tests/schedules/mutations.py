@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -9,8 +10,8 @@ import numpy as np
 
 from engine_patch import prefix_cache, rule
 from engine_patch.kernels import cpu
+from engine_patch.pool import device, host, share
 from engine_patch.runners import token_map, v1
-from tests.schedules import models
 
 
 def _off_by_one() -> None:
@@ -51,16 +52,38 @@ def _stock_cache() -> None:
     prefix_cache.make_content_keys = prefix_cache.make_block_keys = lambda upstream: upstream  # type: ignore[attr-defined]
 
 
-def _stock_cpu_kernels() -> None:
-    """Upstream's LoRA on CPU for linear layers: it gives tokens without an adapter the weights of the last slot.
+def _base_takes_the_last_slot() -> None:
+    """Upstream's fault on CPU: a token without an adapter gets the weights of the last slot."""
+    upstream = cpu.find_segments
 
-    With all-token adapters, since its buffers cannot hold the two segments that a prefill-only request can have.
-    """
-    from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
+    def find_segments(adapter_ids: Any, slot_of: dict[int, int]) -> Any:
+        return upstream([id_ or max(slot_of, default=0) for id_ in adapter_ids], slot_of)
 
-    cpu.SegmentPunicaWrapper.update_metadata = PunicaWrapperCPU.update_metadata
-    cpu.SegmentPunicaWrapper.add_lora_linear = PunicaWrapperCPU.add_lora_linear
-    models.METHODS = ("lora",) * len(models.RANKS)
+    cpu.find_segments = find_segments
+
+
+def _stale_table() -> None:
+    """An adapter that was moved to close a hole is looked for where it was."""
+    move = device.DeviceTier._move
+
+    def _move(self: Any, moves: Any) -> None:
+        self._write = lambda digest: None
+        move(self, moves)
+        del self._write
+
+    device.DeviceTier._move = _move  # type: ignore[method-assign]
+
+
+def _early() -> None:
+    """A request is scheduled, and its adapter copied, before the file has been read."""
+    host.HostTier.ready = lambda self, digest: digest in self.adapters  # type: ignore[method-assign]
+    load = share.Sharer.load
+
+    def slow(self: Any, *arguments: Any) -> None:
+        time.sleep(0.05)
+        load(self, *arguments)
+
+    share.Sharer.load = slow  # type: ignore[method-assign]
 
 
 MUTATIONS: dict[str, Callable[[], None]] = {
@@ -69,5 +92,7 @@ MUTATIONS: dict[str, Callable[[], None]] = {
     "name-keyed": _name_keyed,
     "no-phase": _no_phase,
     "stock-cache": _stock_cache,
-    "stock-cpu-kernels": _stock_cpu_kernels,
+    "base-takes-the-last-slot": _base_takes_the_last_slot,
+    "stale-table": _stale_table,
+    "early": _early,
 }

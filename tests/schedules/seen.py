@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from engine_patch.pool.counters import PoolCounters
 from engine_patch.runners import v1, v2
 
 METRICS = {
@@ -28,6 +29,10 @@ class Seen:
     mixed_steps: int = 0
     """Steps with adapted and with unadapted tokens."""
     most_adapters_in_a_step: int = 0
+    evictions: int = 0
+    """Adapters that had to leave the device, or host memory, for others."""
+    compactions: int = 0
+    """Times that adapters were moved on the device."""
     engines: list[dict[str, Any]] = field(default_factory=list)
     """What ran: runner, scheduling, graphs."""
 
@@ -56,6 +61,9 @@ class Seen:
             yield
         finally:
             runner.adapted_counts, runner.token_adapters = counted, mapped
+            for pool in map(PoolCounters.model_validate, llm.collective_rpc("preft_count")):
+                self.evictions += pool.device.evictions + pool.host.evictions
+                self.compactions += pool.compactions
             metrics = {metric.name: metric for metric in llm.get_metrics()}
             for counter, name in METRICS.items():
                 setattr(self, counter, getattr(self, counter) + metrics[name].value)
