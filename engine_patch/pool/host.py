@@ -51,21 +51,15 @@ class HostTier:
         """Begin to load an adapter that is not here; False if there is no room for it now.
 
         Raises:
-            PreftError: the file is gone, damaged, holds something else by now, does not fit the engine, or never has room.
+            PreftError: the file is gone, damaged, holds something else by now, or does not fit the engine.
         """
         header = read_header(ref.path)
         if (header.method, header.digest) != (ref.method, ref.digest):
             raise PreftError(f"{ref.path} was replaced while a request for its former content was waiting; ask again")
         check_layout(header, ref.path)
-        self._sharer.layers.check_fits(header, ref.path)
+        self._sharer.limits.check(header, ref.path)
         share = self._sharer.share(header)
-        pages = share.layout.num_pages
-        if pages > self._arena.num_pages:
-            raise PreftError(
-                f"{ref.path} needs {pages * PAGE_BYTES} bytes of host memory and the pool has"
-                f" {self.counters.capacity_bytes}; raise serve.host_pool"
-            )
-        run, evicted = self._arena.place(ref.digest, pages, self._evictable)
+        run, evicted = self._arena.place(ref.digest, share.layout.num_pages, self._evictable)
         for digest in evicted:
             del self.adapters[digest]
         self.counters.evictions += len(evicted)

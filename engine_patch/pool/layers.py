@@ -13,9 +13,7 @@ from typing import Any
 import torch
 
 from engine_patch.base_model import BaseFingerprint
-from engine_patch.errors import PreftError
-from engine_patch.store.format import Group, Header, expand_groups
-from engine_patch.store.layout import ModuleLayout, plan_pages
+from engine_patch.pool.limits import Sizes
 
 Index = torch.Tensor | None
 """Positions that a share takes of a dimension, int64 `[share]`; None: all."""
@@ -52,10 +50,9 @@ class EngineLayers:
     layers: list[tuple[Any, list[Slice]]]
     """Each wrapped layer with its parts."""
     base: BaseFingerprint
-    max_rank: int
 
     @classmethod
-    def of(cls, manager: Any, max_rank: int) -> EngineLayers:
+    def of(cls, manager: Any) -> EngineLayers:
         """Look into vLLM's `LoRAModelManager`."""
         layers = []
         for name, layer in manager.modules.items():
@@ -65,48 +62,19 @@ class EngineLayers:
                 shares = part_shares(layer, shapes)
                 slices = [Slice(*one, *share) for one, share in zip(_named(parts, shapes), shares, strict=True)]
                 layers.append((layer, slices))
-        return cls(layers, BaseFingerprint.from_hf_config(manager.model.config), max_rank)
+        return cls(layers, BaseFingerprint.from_hf_config(manager.model.config))
 
     @cached_property
     def slices(self) -> dict[str, Slice]:
         """Every module, in the order of the table of weights."""
         return {part.module: part for _, parts in self.layers for part in parts}
 
-    def check_fits(self, header: Header, where: object) -> None:
-        """Refuse an adapter that this engine cannot serve exactly.
-
-        Raises:
-            PreftError: another base model, a rank above the limit, modules that the engine does not have, or of other sizes.
-        """
-        if header.rank > self.max_rank:
-            raise PreftError(
-                f"{where} has rank {header.rank}, this server holds up to {self.max_rank}; raise serve.max_lora_rank"
-            )
-        if difference := header.base.mismatch(self.base):
-            raise PreftError(f"{where} belongs to another base model: {difference}")
-        if unknown := sorted(set(header.modules) - set(self.slices)):
-            raise PreftError(f"{where} adapts modules that this engine does not have: {', '.join(unknown[:5])}")
-        for name, module in header.modules.items():
-            here = self.slices[name]
-            if (module.in_features, module.out_features) != (here.in_features, here.out_features):
-                raise PreftError(
-                    f"{where} does not fit this engine: {name} goes from {module.in_features} to {module.out_features}"
-                    f" features there, from {here.in_features} to {here.out_features} here"
-                )
-
-    def share(self, groups: tuple[Group, ...]) -> dict[str, ModuleLayout]:
-        """The modules of an adapter as this worker holds them."""
+    def sizes(self) -> dict[str, Sizes]:
+        """Of every module, in the same order."""
         return {
-            name: ModuleLayout(m.rank, self.slices[name].local_in, self.slices[name].local_out, m.scaling)
-            for name, m in expand_groups(groups).items()
+            name: Sizes(whole=(part.in_features, part.out_features), local=(part.local_in, part.local_out))
+            for name, part in self.slices.items()
         }
-
-    def largest_pages(self, itemsize: int) -> int:
-        """Pages of an adapter of the largest rank on all modules."""
-        modules = {
-            name: ModuleLayout(self.max_rank, part.local_in, part.local_out, 1.0) for name, part in self.slices.items()
-        }
-        return plan_pages(modules, itemsize).num_pages
 
 
 def _named(parts: list[str], shapes: list[tuple[int, int]]) -> list[tuple[str, int, int]]:

@@ -16,7 +16,11 @@ import torch
 from engine_patch.errors import PreftError
 from engine_patch.patching import put, replace
 from engine_patch.pool.layers import EngineLayers
-from engine_patch.pool.tiers import AdapterTiers, parse, sizes_of
+from engine_patch.pool.limits import Limits
+from engine_patch.pool.tiers import AdapterTiers, parse
+from engine_patch.store.layout import PAGE_BYTES
+
+DEFAULT_HOST_BYTES = 1 << 30
 
 
 def patch() -> None:
@@ -43,6 +47,7 @@ def patch() -> None:
     put(LRUCacheWorkerLoRAManager, "pin_adapter", pin_adapter)
     put(WorkerBase, "preft_want", want)
     put(WorkerBase, "preft_count", count)
+    put(WorkerBase, "preft_limits", tell_limits)
 
 
 def create_lora_weights(self: Any, max_loras: int, lora_config: Any, model_config: Any = None) -> None:
@@ -69,16 +74,41 @@ def make_create(upstream: Any) -> Any:
     def create_lora_manager(self: Any, model: Any, vllm_config: Any) -> Any:
         wrapped = upstream(self, model, vllm_config)
         config, inner = self.lora_config, self._adapter_manager
-        layers = EngineLayers.of(inner, config.max_lora_rank)
+        layers = EngineLayers.of(inner)
         extra = vllm_config.additional_config
         options = extra.get("preft", {}) if isinstance(extra, dict) else {}
-        sizes = sizes_of(options, layers, inner.lora_slots, config.lora_dtype.itemsize)
-        self.preft = AdapterTiers(layers, inner.lora_slots, sizes, config.lora_dtype, self.device)
+        limits = limits_of(layers, config.max_lora_rank, inner.lora_slots, config.lora_dtype.itemsize, options)
+        self.preft = AdapterTiers(layers, limits, inner.lora_slots, config.lora_dtype, self.device)
         self.preft_ids, self.preft_dummies = {}, set()
         attach(layers, self.preft.device.pool, self.preft.device.table)
         return wrapped
 
     return create_lora_manager
+
+
+def limits_of(layers: EngineLayers, max_rank: int, num_slots: int, itemsize: int, options: dict[str, Any]) -> Limits:
+    """What a worker can serve. Sizes that are not given: room for as many of the largest adapters as there are slots.
+
+    Args:
+        layers: the engine's linear layers.
+        max_rank: the largest rank that its kernels take.
+        num_slots: adapters of one step.
+        itemsize: bytes of an element on the device.
+        options: `additional_config["preft"]`: `gpu_pool_bytes` and `host_pool_bytes`.
+    """
+    unlimited = 1 << 62
+    limits = Limits(
+        base=layers.base.to_dict(),
+        max_rank=max_rank,
+        modules=layers.sizes(),
+        itemsize=itemsize,
+        device_bytes=unlimited,
+        host_bytes=unlimited,
+    )
+    room = num_slots * limits.largest_pages() * PAGE_BYTES
+    device = options.get("gpu_pool_bytes") or room
+    host = options.get("host_pool_bytes") or max(room, DEFAULT_HOST_BYTES)
+    return limits.model_copy(update={"device_bytes": int(device), "host_bytes": int(host)})
 
 
 def attach(layers: EngineLayers, pool: torch.Tensor, table: torch.Tensor) -> None:
@@ -169,3 +199,9 @@ def count(worker: Any) -> dict[str, Any]:
     """`PoolCounters` of a worker as plain data, for RPC."""
     counters: dict[str, Any] = worker.model_runner.lora_manager.preft.count().model_dump()
     return counters
+
+
+def tell_limits(worker: Any) -> dict[str, Any]:
+    """`Limits` of a worker as plain data, for RPC."""
+    limits: dict[str, Any] = worker.model_runner.lora_manager.preft.limits.model_dump()
+    return limits

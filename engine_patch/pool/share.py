@@ -11,9 +11,10 @@ import torch
 
 from engine_patch.adapter import DTYPES
 from engine_patch.pool.layers import EngineLayers, Slice
+from engine_patch.pool.limits import Limits
 from engine_patch.store.file import read_pages
 from engine_patch.store.format import Group, Header, layout_of
-from engine_patch.store.layout import PAGE_BYTES, PageLayout, plan_pages
+from engine_patch.store.layout import PAGE_BYTES, PageLayout
 from engine_patch.store.pages import views
 
 
@@ -37,18 +38,19 @@ class Share:
 class Sharer:
     """Makes the shares of one worker, each kind once."""
 
-    def __init__(self, layers: EngineLayers, dtype: torch.dtype) -> None:
-        self.layers, self._dtype = layers, dtype
+    def __init__(self, layers: EngineLayers, limits: Limits, dtype: torch.dtype) -> None:
+        self.limits = limits
+        self._slices, self._dtype = layers.slices, dtype
         self._made: dict[tuple[tuple[Group, ...], str], Share] = {}
 
     def share(self, header: Header) -> Share:
-        """The share of the adapter that `header` describes, which must fit (see `EngineLayers.check_fits`)."""
+        """The share of the adapter that `header` describes, which must fit (see `Limits.check`)."""
         key = (header.groups, header.dtype)
         if key not in self._made:
-            layout = plan_pages(self.layers.share(header.groups), self._dtype.itemsize)
-            whole = all(part.columns is None and part.rows is None for part in self.layers.slices.values())
+            layout = self.limits.layout(header.groups)
+            whole = all(part.columns is None and part.rows is None for part in self._slices.values())
             plain = whole and DTYPES[header.dtype] == self._dtype
-            self._made[key] = Share(layout, plain, table_rows(layout, self.layers.slices))
+            self._made[key] = Share(layout, plain, table_rows(layout, self._slices))
         return self._made[key]
 
     def load(
@@ -68,7 +70,7 @@ class Sharer:
         whole = torch.frombuffer(data, dtype=DTYPES[header.dtype])
         mine = into.view(self._dtype)
         for name, block in layout_of(header.groups, DTYPES[header.dtype].itemsize).blocks.items():
-            part = self.layers.slices[name]
+            part = self._slices[name]
             a, b = views(mine, share.layout.blocks[name])
             from_a, from_b = views(whole, block)
             a.copy_(from_a if part.columns is None else from_a[:, part.columns])

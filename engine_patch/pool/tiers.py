@@ -7,8 +7,6 @@ takes its adapters (`activate`), which is one copy each for those that are not o
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -17,32 +15,24 @@ from engine_patch.pool.counters import PoolCounters
 from engine_patch.pool.device import DeviceTier
 from engine_patch.pool.host import HostTier
 from engine_patch.pool.layers import EngineLayers
+from engine_patch.pool.limits import Limits
 from engine_patch.pool.share import Sharer
 from engine_patch.ref import AdapterRef, parse_ref
-from engine_patch.store.layout import PAGE_BYTES
 
 NOT_YET = ""
 """The state of an adapter that is on its way."""
-
-
-@dataclass(frozen=True)
-class PoolSizes:
-    """The sizes of the tiers of one worker, in bytes; the files' is the disk's."""
-
-    device: int
-    host: int
 
 
 class AdapterTiers:
     """Where every adapter of this worker is, and how it gets to the device."""
 
     def __init__(
-        self, layers: EngineLayers, num_slots: int, sizes: PoolSizes, dtype: torch.dtype, device: torch.device
+        self, layers: EngineLayers, limits: Limits, num_slots: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self.layers = layers
-        sharer = Sharer(layers, dtype)
-        self.host = HostTier(sizes.host, sharer, pin=device.type == "cuda")
-        self.device = DeviceTier(sizes.device, num_slots, len(layers.slices), dtype, device)
+        sharer = Sharer(layers, limits, dtype)
+        self.limits = limits
+        self.host = HostTier(limits.host_bytes, sharer, pin=device.type == "cuda")
+        self.device = DeviceTier(limits.device_bytes, num_slots, len(limits.modules), dtype, device)
         self._num_slots = num_slots
         self._running: set[str] = set()
         self._failures = self._waits = 0
@@ -100,16 +90,8 @@ class AdapterTiers:
         """Whether the adapter is in host memory; begins to load it if not, as soon as there is room."""
         if ref.digest in self.host.adapters:
             return self.host.ready(ref.digest)
-        self._start(ref)
+        self.host.start(ref)
         return False
-
-    def _start(self, ref: AdapterRef) -> None:
-        if self.host.start(ref):
-            share, room = self.host.adapters[ref.digest].share, self.device.counters.capacity_bytes
-            if share.num_bytes > room:
-                raise PreftError(
-                    f"{ref.path} takes {share.num_bytes} bytes and the device pool has {room}; raise serve.gpu_pool"
-                )
 
     def _bring_ahead(self, digests: list[str]) -> None:
         """Copy the next ones to the device while a step is computed, if they need no room of a running request."""
@@ -171,7 +153,7 @@ class AdapterTiers:
 
     def warm_up(self, rank: int) -> None:
         """Let every slot read zeros from the pool, which is still empty, with a rank that it has room for."""
-        widest = max(max(part.local_in, part.local_out) for part in self.layers.slices.values())
+        widest = max(max(sizes.local) for sizes in self.limits.modules.values())
         self.device.point_to_zeros(min(rank, self.device.pool.numel() // widest))
 
     def forget(self, digest: str) -> bool:
@@ -208,22 +190,3 @@ def parse(lora_path: str) -> AdapterRef:
             f"{lora_path} is a stock adapter: convert it (preft convert), or set PREFT_DISABLE=1 to run the stock engine"
         )
     return ref
-
-
-def sizes_of(options: dict[str, Any], layers: EngineLayers, num_slots: int, itemsize: int) -> PoolSizes:
-    """The sizes that the engine was started with; without any, room for as many of the largest adapters as there are slots.
-
-    Args:
-        options: `additional_config["preft"]`: `gpu_pool_bytes` and `host_pool_bytes`.
-        layers: what an adapter can adapt.
-        num_slots: adapters of one step.
-        itemsize: bytes of an element on the device.
-    """
-    largest = layers.largest_pages(itemsize) * PAGE_BYTES
-    return PoolSizes(
-        device=int(options.get("gpu_pool_bytes") or num_slots * largest),
-        host=int(options.get("host_pool_bytes") or max(num_slots * largest, DEFAULT_HOST_BYTES)),
-    )
-
-
-DEFAULT_HOST_BYTES = 1 << 30
