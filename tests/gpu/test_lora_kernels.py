@@ -22,7 +22,7 @@ SHAPES = [
     (14336, (4096,)),
     (75, (70, 9)),
 ]
-TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 8e-3, torch.float16: 2e-3}
 """Of the largest element: y is rounded once, and so is the product in between."""
 
 
