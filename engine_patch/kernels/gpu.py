@@ -1,0 +1,70 @@
+"""LoRA on CUDA GPUs from one pool of adapters, in place of an array of slots for each layer.
+
+Only a CUDA engine imports this module.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from vllm.lora.punica_wrapper.punica_gpu import PunicaWrapperGPU
+
+from engine_patch.kernels.op import add_lora
+
+WIDEST_ACCESS = 16
+"""Elements; knowing that columns are divisible by more would not make any access wider."""
+
+
+class PoolPunicaWrapper(PunicaWrapperGPU):  # type: ignore[misc]
+    """Upstream's interface and metadata; linear layers hand over the pool instead of their own weights."""
+
+    def add_lora_linear(
+        self,
+        y: torch.Tensor,
+        x: torch.Tensor,
+        lora_a_stacked: tuple[torch.Tensor, ...],
+        lora_b_stacked: tuple[torch.Tensor, ...],
+        scale: float,
+        output_slices: tuple[int, ...],
+        *,
+        buffer: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """`y[token, slice] += scale of its adapter * (x[token] @ A.T) @ B.T`; torch.compile traces this.
+
+        Args:
+            y: `[num_tokens, sum(output_slices)]`, or with a leading dimension of 1; changed in place.
+            x: `[num_tokens, in_features]`, or with a leading dimension of 1.
+            lora_a_stacked: `(pool,)`.
+            lora_b_stacked: `(table, slices)`, of this layer.
+            scale: 1, as upstream's layers have it; each adapter's own scale is in the table.
+            output_slices: the slices' widths, in order.
+        """
+        assert scale == 1.0
+        assert buffer is None
+        (pool,) = lora_a_stacked
+        table, slices = lora_b_stacked
+        x, y = x.view(-1, x.shape[-1]), y.view(-1, y.shape[-1])
+        add_lora(
+            y,
+            x,
+            pool,
+            table,
+            slices,
+            *self.token_mapping_meta.meta_args(x.size(0), self.lora_config.specialize_active_lora),
+            self.lora_config.max_lora_rank,
+            max(output_slices),
+            math.gcd(WIDEST_ACCESS, *output_slices),
+        )
+
+
+def patch() -> None:
+    """Let the CUDA platform choose this class."""
+    from vllm.platforms.cuda import CudaPlatformBase
+
+    from engine_patch.patching import replace
+
+    name = f"{PoolPunicaWrapper.__module__}.{PoolPunicaWrapper.__qualname__}"
+    replace(CudaPlatformBase, "get_punica_wrapper", lambda upstream: classmethod(lambda cls: name))

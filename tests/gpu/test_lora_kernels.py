@@ -1,0 +1,117 @@
+"""The kernels for adapters in a pool, on a GPU, at the sizes of real models: against the reference on the same GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine_patch.kernels.reference import add_lora_reference
+from tests import lora_pool
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU and vLLM's CUDA build"),
+]
+
+RANKS = (1, 4, 8, 12, 0, 64, 320, 8)
+SHAPES = [
+    (896, (896, 128, 128)),
+    (896, (4864, 4864)),
+    (4864, (896,)),
+    (4096, (14336, 14336)),
+    (14336, (4096,)),
+    (75, (70, 9)),
+]
+TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 8e-3, torch.float16: 2e-3}
+"""Of the largest element: y is rounded once, and so is the product in between."""
+
+
+@pytest.fixture(autouse=True)
+def _exact_reference() -> None:
+    torch.backends.cuda.matmul.allow_tf32 = False
+
+
+def make(in_features: int, widths: tuple[int, ...], dtype: torch.dtype, skip: int = 0) -> lora_pool.Layer:
+    """Slot s has rank RANKS[s], but one of its slices may go without; the slot of rank 0 is empty."""
+    ranks = [
+        [rank if (slot + index) % 4 or len(widths) == 1 else 0 for index in range(len(widths))]
+        for slot, rank in enumerate(RANKS)
+    ]
+    return lora_pool.make_layer(in_features, widths, ranks, dtype, skip=skip, device="cuda")
+
+
+def draw_slots(mix: str, num_slots: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    if mix == "one token":
+        return torch.tensor([3], device="cuda")
+    if mix == "none":
+        return torch.full((40,), -1, device="cuda")
+    if mix == "decode":  # one token a slot, and some without
+        return torch.tensor([-1, *range(num_slots), -1, -1], device="cuda")
+    if mix == "one adapter":
+        return torch.full((1000,), 6, device="cuda")
+    tokens = {"small": 300, "middling": 1500, "large": 8192}[mix]
+    return torch.randint(-1, num_slots, (tokens,), generator=generator).to("cuda")
+
+
+def check(layer: lora_pool.Layer, slots: torch.Tensor, align: int) -> None:
+    y, x = lora_pool.inputs(layer, slots.size(0))
+    before, expected = y.clone(), y.clone()
+    add_lora_reference(expected, x, layer.pool, layer.table, layer.slices, slots)
+    metadata = lora_pool.step_metadata(slots, layer.table.size(0))
+    lora_pool.add_lora(y, x, layer, metadata, align)
+    error = (y.float() - expected.float()).abs().max().item()
+    assert error <= TOLERANCES[layer.pool.dtype] * expected.float().abs().max().item()
+    same = lora_pool.untouched(layer, slots)
+    assert torch.equal(y[same], before[same])
+    again = before.clone()
+    lora_pool.add_lora(again, x, layer, metadata, align)
+    assert torch.equal(again, y)  # deterministic
+
+
+@pytest.mark.parametrize("mix", ["one token", "none", "decode", "one adapter", "small", "middling", "large"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+def test_equals_the_reference(dtype: torch.dtype, shape: tuple[int, tuple[int, ...]], mix: str) -> None:
+    layer = make(*shape, dtype)
+    check(layer, draw_slots(mix, len(RANKS)), 16 if shape[0] % 16 == 0 else 1)
+
+
+def test_beyond_32_bit_offsets() -> None:
+    """A pool of more than 2**31 elements."""
+    check(make(896, (896, 128, 128), torch.bfloat16, skip=2**31 + 16), draw_slots("small", len(RANKS)), 16)
+
+
+def test_a_replayed_graph_takes_the_new_step() -> None:
+    """Captured with one mix of adapters, replayed with others, with fewer tokens, with none, and with a changed table."""
+    from vllm.lora.ops.triton_ops.lora_kernel_metadata import LoRAKernelMeta
+
+    layer = make(896, (4864, 4864), torch.bfloat16)
+    tokens, num_slots = 64, len(RANKS)
+    meta = LoRAKernelMeta.make(num_slots, 128, device="cuda")
+    y, x = lora_pool.inputs(layer, tokens)
+    before = y.clone()
+
+    def step() -> None:
+        lora_pool.add_lora(y, x, layer, meta.meta_args(tokens, False), 16)
+
+    meta.prepare_tensors(torch.zeros(tokens, dtype=torch.int64, device="cuda"))
+    step()  # compiles
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    for seed, used in enumerate((64, 64, 17, 5, 64)):
+        slots = torch.randint(-1, num_slots, (used,), generator=torch.Generator().manual_seed(seed)).to("cuda")
+        if seed == 3:
+            slots.fill_(-1)
+        if seed == 4:
+            layer.table[[0, 1]] = layer.table[[1, 0]]
+        meta.prepare_tensors(slots)
+        y.copy_(before)
+        graph.replay()
+        expected = before.clone()
+        add_lora_reference(expected[:used], x[:used], layer.pool, layer.table, layer.slices, slots)
+        error = (y.float() - expected.float()).abs().max().item()
+        assert error <= TOLERANCES[torch.bfloat16] * expected.float().abs().max().item()
+        assert torch.equal(y[used:], before[used:])
