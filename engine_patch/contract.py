@@ -229,6 +229,13 @@ V1_SYMBOLS = (
 """Checked on a CPU, where the V1 runner runs."""
 
 V2_SYMBOLS = (
+    Symbol("vllm.lora.punica_wrapper.punica_gpu", "PunicaWrapperGPU", "3e7dd91aac1f3600", "base of the GPU kernels"),
+    Symbol(
+        "vllm.lora.ops.triton_ops.lora_kernel_metadata",
+        "LoRAKernelMeta",
+        "14f34d514f7357f9",
+        "says which tokens an adapter has",
+    ),
     Symbol(
         "vllm.v1.worker.gpu.model_runner",
         "GPUModelRunner.gather_batch_req_state",
@@ -261,6 +268,16 @@ V2_SYMBOLS = (
     Symbol("vllm.v1.worker.gpu.model_runner", "GPUModelRunner.execute_model", "e1535583ba759cb3", "asks for the map"),
 )
 """Checked elsewhere: on a GPU the V2 runner is vLLM's default."""
+
+CUDA_SYMBOLS = (
+    Symbol(
+        "vllm.platforms.cuda",
+        "CudaPlatformBase.get_punica_wrapper",
+        "8091b7e17562b31e",
+        "replaced: chooses the GPU kernels",
+    ),
+)
+"""Checked on a GPU; elsewhere their modules cannot be imported."""
 
 SERVER_SYMBOLS = (
     Symbol(

@@ -48,7 +48,9 @@ def register() -> None:
     from engine_patch import contract
 
     on_cpu = current_platform.is_cpu()
-    contract.check(contract.ENGINE_SYMBOLS + (contract.V1_SYMBOLS if on_cpu else contract.V2_SYMBOLS))
+    contract.check(
+        contract.ENGINE_SYMBOLS + (contract.V1_SYMBOLS if on_cpu else contract.V2_SYMBOLS + contract.CUDA_SYMBOLS)
+    )
     from engine_patch import prefix_cache, proved, readiness, scheduler, status
     from engine_patch.pool import manager
 
@@ -64,9 +66,11 @@ def register() -> None:
         v1.patch()
         cpu.patch()
     else:
+        from engine_patch.kernels import gpu
         from engine_patch.runners import v2
 
         v2.patch()
+        gpu.patch()
     status.patch()
     _registered = True
 

@@ -26,6 +26,7 @@ RUNNERS = {
         "vllm.v1.worker.gpu_input_batch.InputBatch.make_lora_inputs",
     ),
     "vllm.v1.worker.gpu.model_runner": (
+        "vllm.platforms.cuda.CudaPlatformBase.get_punica_wrapper",
         "vllm.v1.worker.gpu.model_runner.GPUModelRunner.__init__",
         "vllm.v1.worker.gpu.lora_utils.LoraState.add_request",
         "vllm.v1.worker.gpu.lora_utils.LoraState.make_lora_inputs",

@@ -8,13 +8,14 @@ adapted rows; rows without an adapter are in none of them.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
 import torch
 from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
+
+from engine_patch.kernels.reference import bits_to_scale
 
 
 class Segment(NamedTuple):
@@ -82,7 +83,7 @@ class SegmentPunicaWrapper(PunicaWrapperCPU):  # type: ignore[misc]
             for (a, b, rank, bits), width in zip(table[segment.slot].tolist(), output_slices, strict=True):
                 if rank:
                     shrunk = x[rows] @ pool[a : a + rank * width_in].view(rank, width_in).T
-                    shrunk *= struct.unpack("<f", struct.pack("<I", bits & 0xFFFFFFFF))[0]
+                    shrunk *= bits_to_scale(bits)
                     y[rows, left : left + width] += shrunk @ pool[b : b + rank * width].view(rank, width)
                 left += width
 
@@ -91,7 +92,7 @@ def patch() -> None:
     """Let the CPU platform choose this class."""
     from vllm.platforms.cpu import CpuPlatform
 
-    from engine_patch.patching import replace
+    from engine_patch.patching import put
 
     name = f"{SegmentPunicaWrapper.__module__}.{SegmentPunicaWrapper.__qualname__}"
-    replace(CpuPlatform, "get_punica_wrapper", lambda upstream: classmethod(lambda cls: name))
+    put(CpuPlatform, "get_punica_wrapper", classmethod(lambda cls: name))

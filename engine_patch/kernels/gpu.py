@@ -37,11 +37,13 @@ class PoolPunicaWrapper(PunicaWrapperGPU):  # type: ignore[misc]
         Args:
             y: `[num_tokens, sum(output_slices)]`, or with a leading dimension of 1; changed in place.
             x: `[num_tokens, in_features]`, or with a leading dimension of 1.
-            lora_a_stacked: `(pool,)`.
+            lora_a_stacked: `(pool,)`; empty for a layer that no adapter can adapt.
             lora_b_stacked: `(table, slices)`, of this layer.
             scale: 1, as upstream's layers have it; each adapter's own scale is in the table.
             output_slices: the slices' widths, in order.
         """
+        if not lora_a_stacked:
+            return
         assert scale == 1.0
         assert buffer is None
         (pool,) = lora_a_stacked
@@ -64,7 +66,7 @@ def patch() -> None:
     """Let the CUDA platform choose this class."""
     from vllm.platforms.cuda import CudaPlatformBase
 
-    from engine_patch.patching import replace
+    from engine_patch.patching import put
 
     name = f"{PoolPunicaWrapper.__module__}.{PoolPunicaWrapper.__qualname__}"
-    replace(CudaPlatformBase, "get_punica_wrapper", lambda upstream: classmethod(lambda cls: name))
+    put(CudaPlatformBase, "get_punica_wrapper", classmethod(lambda cls: name))

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from engine_patch.adapter import DTYPES
+from engine_patch.kernels.reference import scale_to_bits
 from engine_patch.pool.layers import EngineLayers, Slice
 from engine_patch.pool.limits import Limits
 from engine_patch.store.file import read_pages
@@ -83,11 +84,6 @@ def table_rows(layout: PageLayout, slices: dict[str, Slice]) -> torch.Tensor:
     for index, name in enumerate(slices):
         if block := layout.blocks.get(name):
             rows[index] = torch.tensor(
-                [block.a_offset, block.b_offset, block.module.rank, scale_bits(block.module.scaling)]
+                [block.a_offset, block.b_offset, block.module.rank, scale_to_bits(block.module.scaling)]
             )
     return rows
-
-
-def scale_bits(scaling: float) -> int:
-    """The bits of `scaling` as float32."""
-    return int(torch.tensor(scaling, dtype=torch.float32).view(torch.int32))
