@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from engine_patch.patching import replace
+from engine_patch.patching import put, replace
 from engine_patch.pool.tiers import NOT_YET
 from engine_patch.proved import unproved
 from engine_patch.ref import AdapterRef, parse_ref
@@ -134,4 +134,11 @@ def patch() -> None:
         return _handle_blocked_waiting_request
 
     replace(EngineCore, "__init__", make_core)
+    put(EngineCore, "preft_in_use", in_use)
     replace(Scheduler, "_handle_blocked_waiting_request", make_handle)
+
+
+def in_use(core: Any) -> list[str]:
+    """The contents that requests in the engine use, for RPC."""
+    refs = map(_ref, core.scheduler.requests.values())
+    return sorted({ref.digest for ref in refs if ref})

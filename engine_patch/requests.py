@@ -9,7 +9,6 @@ from typing import Any
 
 from engine_patch.ref import AdapterRef
 from engine_patch.store.file import read_header
-from engine_patch.store.format import Header
 
 _lock = threading.Lock()
 _ids: dict[str, int] = {}
@@ -30,12 +29,12 @@ def lora_request(name: str, path: Path) -> Any:
     Raises:
         PreftError: if the file is not a readable adapter.
     """
-    return request_for(name, path, read_header(path))
+    header = read_header(path)
+    return request_of(name, AdapterRef(path.resolve(), header.method, header.digest))
 
 
-def request_for(name: str, path: Path, header: Header) -> Any:
-    """The same where the file's `header` has been read already."""
+def request_of(name: str, ref: AdapterRef) -> Any:
+    """The same where the file has been read already."""
     from vllm.lora.request import LoRARequest
 
-    ref = AdapterRef(path.resolve(), header.method, header.digest)
-    return LoRARequest(name, adapter_id(header.digest), ref.encode())
+    return LoRARequest(name, adapter_id(ref.digest), ref.encode())

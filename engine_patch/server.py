@@ -1,13 +1,11 @@
 """vLLM's OpenAI server with a folder of adapters: `python -m engine_patch.server MANIFEST [vLLM's own arguments]`.
 
-The manifest is JSON: `{"adapters": {name: path of a .preft file}, "base": fingerprint, "chat_template": digest or null}`.
-Links to the adapters in use lie in a folder beside it. Started as a module because `vllm serve` asks for the metadata of a
-distribution named vllm, which the CPU build lacks.
+The manifest is JSON (see `manifest.Manifest`). Links to the adapters in use lie in a folder beside it. Started as a module
+because `vllm serve` asks for the metadata of a distribution named vllm, which the CPU build lacks.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import signal
@@ -17,8 +15,9 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
-from engine_patch.base_model import BaseFingerprint
+from engine_patch.directory import AdapterDirectory
 from engine_patch.errors import PreftError
+from engine_patch.manifest import Manifest
 from engine_patch.plugin import why_inactive
 
 REFUSED_ENVIRONMENT = {
@@ -26,13 +25,6 @@ REFUSED_ENVIRONMENT = {
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "adapters would come and go behind the server's back (replace their files instead)",
 }
 """Environment variables of vLLM under which a server would answer from wrong weights."""
-
-
-def read_manifest(path: Path) -> tuple[dict[str, Path], BaseFingerprint, str | None]:
-    """Adapter names to files, the base model that they must belong to, and the digest of the chat template."""
-    manifest = json.loads(path.read_text(encoding="utf-8"))
-    adapters = {str(name): Path(file) for name, file in manifest["adapters"].items()}
-    return adapters, BaseFingerprint.from_dict(manifest["base"]), manifest["chat_template"]
 
 
 def prepare(manifest: Path) -> None:
@@ -49,8 +41,7 @@ def prepare(manifest: Path) -> None:
     if not plugin.registered():
         raise PreftError("the preft plugin is not active in vLLM; its error is above (preft doctor may tell more)")
     contract.check(contract.SERVER_SYMBOLS)
-    adapters, base, template = read_manifest(manifest)
-    directory = frontend.AdapterDirectory(adapters, base, manifest.parent / "live", template)
+    directory = AdapterDirectory(Manifest.model_validate_json(manifest.read_bytes()), manifest.parent / "live")
     frontend.patch(directory)
     status_route.patch(directory)
 

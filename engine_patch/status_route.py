@@ -12,21 +12,22 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, Field
 
-from engine_patch import contract, status
+from engine_patch import contract, metrics, status
 from engine_patch.errors import PreftError
 from engine_patch.patching import replace
+from engine_patch.pool.counters import PoolCounters
 
 if TYPE_CHECKING:
-    from engine_patch.frontend import AdapterDirectory
+    from engine_patch.directory import AdapterDirectory
 
 
 class AdapterCounts(BaseModel):
     """Adapters of the server."""
 
     listed: int
-    """Names that the server was started with."""
+    """Names that the server answers for now."""
     admitted: int
-    """Names that the engine has loaded at least once."""
+    """Names whose present file was asked for, and verified."""
     gpu_slots: int
     """Adapters whose prompt tokens one step can compute."""
 
@@ -40,6 +41,8 @@ class ServerStatus(BaseModel):
     vllm: str
     prefix_caching: bool
     adapters: AdapterCounts
+    pools: list[PoolCounters]
+    """What the adapter pools of each worker hold and count."""
     processes: list[status.ProcessStatus] = Field(min_length=1)
 
 
@@ -50,6 +53,7 @@ async def server_status(engine_client: Any, directory: AdapterDirectory) -> Serv
         PreftError: the engine does not answer.
     """
     processes = await status.ask(engine_client)
+    pools = await engine_client.collective_rpc("preft_count")
     distribution, version = contract.installed_version() or ("vllm", "not installed")
     config = engine_client.vllm_config
     return ServerStatus(
@@ -58,8 +62,9 @@ async def server_status(engine_client: Any, directory: AdapterDirectory) -> Serv
         vllm=f"{distribution} {version}",
         prefix_caching=bool(config.cache_config.enable_prefix_caching),
         adapters=AdapterCounts(
-            listed=len(directory.paths), admitted=len(directory.admitted), gpu_slots=config.lora_config.max_loras
+            listed=len(directory.names()), admitted=len(directory.admitted), gpu_slots=config.lora_config.max_loras
         ),
+        pools=[PoolCounters.model_validate(pool) for pool in pools],
         processes=processes,
     )
 
@@ -73,6 +78,7 @@ def patch(directory: AdapterDirectory) -> None:
         def attach_endpoint_plugins(app: Any, supported_tasks: Any) -> None:
             upstream(app, supported_tasks)
             add_route(app, directory)
+            metrics.attach(app, directory)
 
         return attach_endpoint_plugins
 

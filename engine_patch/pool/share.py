@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -13,7 +11,7 @@ from engine_patch.adapter import DTYPES
 from engine_patch.kernels.reference import scale_to_bits
 from engine_patch.pool.layers import EngineLayers, Slice
 from engine_patch.pool.limits import Limits
-from engine_patch.store.file import read_pages
+from engine_patch.store.file import Each, read_pages
 from engine_patch.store.format import Group, Header, layout_of
 from engine_patch.store.layout import PAGE_BYTES, PageLayout
 from engine_patch.store.pages import views
@@ -54,9 +52,7 @@ class Sharer:
             self._made[key] = Share(layout, plain, table_rows(layout, self._slices))
         return self._made[key]
 
-    def load(
-        self, path: Path, header: Header, into: torch.Tensor, each: Callable[[Callable[[Any], Any], Iterable[Any]], Any]
-    ) -> None:
+    def load(self, path: Path, header: Header, into: torch.Tensor, each: Each) -> None:
         """Read and verify `path`, and put this worker's share into `into`, uint8 `[share.num_bytes]`.
 
         Raises:

@@ -102,38 +102,41 @@ def _read_header(descriptor: int, path: Path) -> Header:
     return header
 
 
-def read_pages(
-    path: Path,
-    header: Header,
-    into: memoryview,
-    each: Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]] = map,
-) -> None:
-    """Read the pages of `path` into `into`, `[header.num_bytes]`, and verify them: once for every load.
+Each = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
+"""`map`, or that of a thread pool: chunks are then read and hashed side by side."""
 
-    Args:
-        path: the file.
-        header: what `read_header` said.
-        into: where the bytes go, such as pinned memory.
-        each: `map`, or that of a thread pool: chunks are then read and hashed side by side.
+
+def read_pages(path: Path, header: Header, into: memoryview, each: Each = map) -> None:
+    """Read the pages of `path` into `into`, `[header.num_bytes]` (such as pinned memory), and verify them.
 
     Raises:
         PreftError: the file was truncated, or its content is not what its digest says.
     """
+
+    def read(descriptor: int, start: int, stop: int) -> memoryview:
+        part, done = into[start:stop], 0
+        while done < len(part) and (count := os.preadv(descriptor, [part[done:]], header.data_start + start + done)):
+            done += count
+        return part[:done]
+
+    _read_and_verify(path, header, read, each)
+
+
+def verify_pages(path: Path, header: Header, each: Each = map) -> None:
+    """Verify the pages of `path` as `read_pages` does, and keep nothing of them."""
+    _read_and_verify(
+        path, header, lambda file, start, stop: os.pread(file, stop - start, header.data_start + start), each
+    )
+
+
+def _read_and_verify(
+    path: Path, header: Header, read: Callable[[int, int, int], bytes | memoryview], each: Each
+) -> None:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-
-            def read(span: tuple[int, int]) -> bytes:
-                part = into[span[0] : span[1]]
-                done = 0
-                while done < len(part):
-                    count = os.preadv(descriptor, [part[done:]], header.data_start + span[0] + done)
-                    if count == 0:
-                        raise PreftError(_truncated(path, os.fstat(descriptor).st_size, "its header says more"))
-                    done += count
-                return chunk_digest(part)
-
-            digests = list(each(read, list(chunks(header.num_bytes))))
+            spans = list(chunks(header.num_bytes))
+            digests = list(each(lambda span: chunk_digest(read(descriptor, *span)), spans))
         finally:
             os.close(descriptor)
     except OSError as error:

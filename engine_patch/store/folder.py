@@ -64,6 +64,20 @@ def scan_store(folder: Path) -> StoreListing:
     return listing
 
 
+def file_in_store(folder: Path, name: str) -> Path | None:
+    """The file of `name` in a store; None if there is none, or no file can have this name.
+
+    Raises:
+        PreftError: there is one that must not be used.
+    """
+    if not _NAME.fullmatch(name):
+        return None
+    path = folder / f"{name}{SUFFIX}"
+    if path.is_symlink() and (reason := _leaves(path, folder)):
+        raise PreftError(f"{path} {reason}")
+    return path if path.is_file() else None
+
+
 def list_store(folder: Path) -> dict[str, Path]:
     """The usable files of a store: path by name. `scan_store` also tells what was refused and why."""
     return scan_store(folder).files
@@ -74,11 +88,16 @@ def _refusal(entry: os.DirEntry[str], folder: Path) -> str | None:
         check_name(entry.name.removesuffix(SUFFIX))
     except PreftError as error:
         return str(error)
-    if entry.is_symlink():
-        target = Path(entry.path).resolve()
-        # A link may rename, it may not reach out: the store is what its folder holds.
-        if not target.is_relative_to(folder.resolve()):
-            return f"is a symbolic link that leaves the folder (to {target}); copy the file into the store"
+    if entry.is_symlink() and (reason := _leaves(Path(entry.path), folder)):
+        return reason
     if not entry.is_file():
         return "is not a file"
     return None
+
+
+def _leaves(link: Path, folder: Path) -> str | None:
+    """A link may rename, it may not reach out: the store is what its folder holds."""
+    target = link.resolve()
+    if target.is_relative_to(folder.resolve()):
+        return None
+    return f"is a symbolic link that leaves the folder (to {target}); copy the file into the store"

@@ -57,12 +57,11 @@ def adapter_args(kind: ArmKind, bench: BenchConfig) -> dict[str, Any]:
     args: dict[str, Any] = {
         "enable_lora": True,
         "max_loras": slots,
-        # All adapters stay in host memory: files are read once, in the warm-up, in every arm.
-        "max_cpu_loras": max(bench.num_adapters, slots),
         "max_lora_rank": next(rank for rank in LORA_RANKS if rank >= bench.rank),
     }
-    if kind.plugin:
-        args["additional_config"] = {"preft": {}}
+    if not kind.plugin:
+        # All adapters stay in host memory: files are read once, in the warm-up. The plugin's worker sizes its pool so.
+        args["max_cpu_loras"] = max(bench.num_adapters, slots)
     return args
 
 

@@ -73,7 +73,7 @@ def run_arm(spec: WorkerSpec) -> WorkerResult:
 
     workload = Workload.model_validate_json(spec.requests.read_text())
     started = time.perf_counter()
-    llm = LLM(**spec.engine_args)
+    llm = LLM(**spec.engine_args, **pools(spec))
     start_seconds = time.perf_counter() - started
     patch = patch_status(llm) if spec.plugin else []
     report(spec, "start", start_seconds)
@@ -95,6 +95,14 @@ def run_arm(spec: WorkerSpec) -> WorkerResult:
         repetitions=repetitions,
         failed=failed[:SHOWN_FAILURES],
     )
+
+
+def pools(spec: WorkerSpec) -> dict[str, Any]:
+    """Engine arguments that keep all of the plugin's adapters in host memory, as the stock engine's do."""
+    if not spec.plugin:
+        return {}
+    needed = sum(path.stat().st_size for path in spec.adapters)
+    return {"additional_config": {"preft": {"host_pool_bytes": max(needed, 1 << 30)}}}
 
 
 def run_repetition(llm: Any, requests: list[Request], loras: list[Any], failed: list[str]) -> Repetition:

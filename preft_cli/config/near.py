@@ -36,7 +36,8 @@ ELSEWHERE = {
     "save_steps": "train.save_every",
     "per_device_eval_batch_size": "eval.batch_size",
     "max_loras": "serve.gpu_slots",
-    "max_cpu_loras": "serve.host_adapters",
+    "max_cpu_loras": "serve.host_pool",
+    "host_adapters": "serve.host_pool",
     "tp": "serve.tensor_parallel_size",
     "dp": "serve.data_parallel_size",
 }

@@ -12,6 +12,8 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from preft_cli.config.sizes import Size
+
 Method = Literal["lorap", "lora"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Arm = Literal["base", "lora", "lorap"]
@@ -125,8 +127,15 @@ class ServeConfig(Section):
     gpu_memory_utilization: float | None = Field(
         None, gt=0, le=1, description="Share of the device's memory; default: vLLM's. On CPU: of the machine's memory."
     )
-    gpu_slots: PositiveInt = Field(8, description="Adapters resident on the device at once.")
-    host_adapters: PositiveInt = Field(1024, description="Adapters kept in host memory.")
+    gpu_slots: PositiveInt = Field(8, description="Different adapters whose prompts one step can compute.")
+    gpu_pool: Size | None = Field(
+        None,
+        description="Device memory for adapters, such as 512MB; default: room for gpu_slots of the largest served.",
+    )
+    host_pool: Size = Field(2 << 30, description="Host memory for adapters (pinned on a GPU machine), such as 8GiB.")
+    file_cache: Size = Field(
+        50 << 30, description="Disk for converted copies of adapters that are no .preft files; least recently used go."
+    )
     max_lora_rank: Rank | None = Field(None, description="Largest rank served; default: the largest in the folder.")
     vllm_args: dict[str, Any] = Field(
         default_factory=dict,

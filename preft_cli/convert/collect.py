@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,13 +34,16 @@ class Collected:
     """The header of each file in `adapters`."""
     sources: dict[str, Path] = field(default_factory=dict)
     """Where each adapter came from, as a person knows it."""
+    reserved: list[str] = field(default_factory=list)
+    """Names that two adapters claim."""
 
 
-def collect(folder: Path, base: BaseModel, cache: Path) -> Collected:
+def collect(folder: Path, base: BaseModel, cache: Path, cache_bytes: int | None = None) -> Collected:
     """Take a store, a folder of trained adapters or PEFT LoRA folders, or a mixture.
 
     Adapters that are no `.preft` file are converted into `cache`, once for each content. One bad entry never stops the
-    others. An adapter may not have the base model's name; two of one name are both refused.
+    others. An adapter may not have the base model's name; two of one name are both refused. `cache_bytes` bounds the copies
+    that are kept for a later start, beside those that are needed now.
 
     Raises:
         UserError: `folder` itself is missing or no folder of adapters.
@@ -50,6 +55,8 @@ def collect(folder: Path, base: BaseModel, cache: Path) -> Collected:
         else:
             collector.add(entry)
     collector.drop_collisions()
+    if cache_bytes is not None:
+        prune(cache, cache_bytes, set(collector.collected.adapters.values()))
     return collector.collected
 
 
@@ -101,6 +108,7 @@ class _Collector:
         """Refuse every adapter whose name occurs twice: any choice could be the wrong weights."""
         for name, places in self._places.items():
             if len(places) > 1:
+                self.collected.reserved.append(name)
                 for part in (self.collected.adapters, self.collected.headers, self.collected.sources):
                     part.pop(name, None)
                 both = " and ".join(map(str, places))
@@ -128,7 +136,9 @@ class _Collector:
         from preft_cli.convert.read import read_source
 
         path = self._cache / self._key(source) / f"{name}{SUFFIX}"
-        if not _is_whole(path):
+        if _is_whole(path):
+            os.utime(path)  # used now: `prune` goes by it
+        else:
             adapter = read_source(source.path, source.kind, self._facts).adapter
             path.parent.mkdir(parents=True, exist_ok=True)
             write_adapter(path, adapter)
@@ -143,6 +153,23 @@ class _Collector:
             files.append([file.name, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns])
         parts = [FORMAT_VERSION, str(source.path.resolve()), files, self._facts.fingerprint.to_dict()]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
+
+
+def prune(cache: Path, most_bytes: int, keep: set[Path]) -> None:
+    """Delete the converted copies that were used longest ago, until at most `most_bytes` are left; none of `keep`."""
+    found = []
+    for path in cache.glob(f"*/*{SUFFIX}"):
+        with suppress(FileNotFoundError):  # another server may prune too
+            stat = path.stat()
+            found.append((path in keep, stat.st_mtime_ns, stat.st_size, path))
+    excess = sum(size for _, _, size, _ in found) - most_bytes
+    for kept, _, size, path in sorted(found):
+        if excess <= 0 or kept:
+            return
+        path.unlink(missing_ok=True)
+        with suppress(OSError):  # not empty, or gone
+            path.parent.rmdir()
+        excess -= size
 
 
 def _is_whole(path: Path) -> bool:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import heapq
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from engine_patch.manifest import Listed
+from engine_patch.store.format import Header, layout_of
+from engine_patch.store.layout import PAGE_BYTES
 from preft_cli.errors import UserError
+from preft_cli.serving.plan import ServePlan
 
 if TYPE_CHECKING:
     from preft_cli.convert.collect import Collected
@@ -18,39 +23,68 @@ LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 class Served(NamedTuple):
     """What the server starts with."""
 
-    adapters: dict[str, Path]
-    """The `.preft` file by model name."""
+    adapters: dict[str, Listed]
+    """By model name."""
     rejected: list[tuple[Path, str]]
     """What is left out, each with its reason."""
     max_lora_rank: int
     """The rank limit of the engine: the smallest of vLLM's that holds all of them."""
+    gpu_pool: int | None
+    """Bytes of device memory for adapters; None where nothing says how large adapters will be."""
     template_digest: str | None
     """Of the chat template that the server uses."""
 
 
-def choose(collected: Collected, max_lora_rank: int | None, template_digest: str | None) -> Served:
+def choose(collected: Collected, plan: ServePlan, template_digest: str | None) -> Served:
     """Take those that fit.
 
     Args:
         collected: the readable adapters of the folder that belong to the base model.
-        max_lora_rank: the limit that the config sets; None for the largest rank in the folder.
+        plan: the limits that the config sets; where it sets none, the largest adapter in the folder does.
         template_digest: of the chat template that the server uses; None where there is none.
     """
     ranks = {name: header.rank for name, header in collected.headers.items()}
-    wanted = max_lora_rank or max(ranks.values(), default=16)
+    wanted = plan.max_lora_rank or max(ranks.values(), default=16)
     limit = next((rank for rank in LORA_RANKS if rank >= wanted), LORA_RANKS[-1])
-    served = Served({}, list(collected.rejected), limit, template_digest)
-    for name, path in collected.adapters.items():
-        trained_with = collected.headers[name].meta.get("chat_template_digest")
+    sizes = {name: device_bytes(header, plan.itemsize) for name, header in collected.headers.items()}
+    adapters: dict[str, Listed] = {}
+    rejected = list(collected.rejected)
+    for name, header in collected.headers.items():
+        trained_with = header.meta.get("chat_template_digest")
         if ranks[name] > limit:
-            served.rejected.append((path, f"rank {ranks[name]}: this server holds up to {limit} (serve.max_lora_rank)"))
+            reason = f"rank {ranks[name]}: this server holds up to {limit} (serve.max_lora_rank)"
         elif trained_with and trained_with != template_digest:
-            served.rejected.append(
-                (path, "trained with another chat template than this server uses; set model.chat_template to that one")
-            )
+            reason = "trained with another chat template than this server uses; set model.chat_template to that one"
+        elif too_large := _too_large(sizes[name], plan):
+            reason = too_large
         else:
-            served.adapters[name] = path
-    return served
+            adapters[name] = Listed(path=collected.adapters[name], method=header.method, digest=header.digest)
+            continue
+        rejected.append((collected.sources[name], reason))
+    pool = plan.gpu_pool or default_pool([sizes[name] for name in adapters], plan.gpu_slots)
+    return Served(adapters, rejected, limit, pool, template_digest)
+
+
+def device_bytes(header: Header, itemsize: int) -> int:
+    """What an adapter takes on the device, in elements of `itemsize` bytes; with tensor parallelism each worker takes less."""
+    return layout_of(header.groups, itemsize).num_pages * PAGE_BYTES
+
+
+def default_pool(sizes: list[int], slots: int) -> int | None:
+    """Bytes for the largest adapters that one step can need; nothing is padded to the largest of all."""
+    if not sizes:
+        return None
+    largest = heapq.nlargest(slots, sizes)
+    return sum(largest) + (slots - len(largest)) * largest[0]
+
+
+def _too_large(size: int, plan: ServePlan) -> str | None:
+    if plan.tensor_parallel_size > 1:  # a worker keeps a part only, and says so itself
+        return None
+    for key, pool in (("gpu_pool", plan.gpu_pool), ("host_pool", plan.host_pool)):
+        if pool and size > pool:
+            return f"it takes {size / 1e6:.1f} MB, and serve.{key} has {pool / 1e6:.1f} MB"
+    return None
 
 
 def template_digest(base: BaseModel, file: Path | None) -> str | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import json
 import os
 import signal
 import socket
@@ -20,6 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from engine_patch.manifest import Manifest
 from preft_cli.console import progress, say, warn
 from preft_cli.errors import UserError
 from preft_cli.serving.adapters import Served, choose, template_digest
@@ -43,13 +43,19 @@ def serve(plan: ServePlan) -> int:
     for number in SIGNALS:  # a shell's background jobs start with Ctrl-C ignored, a server must not be
         signal.signal(number, signal.default_int_handler)
     require_free_port(plan.host, plan.port)
-    base, served = _prepare(plan)
+    base, served, reserved = _prepare(plan)
     with tempfile.TemporaryDirectory(prefix="preft-serve-") as folder:
         manifest = Path(folder) / "manifest.json"
-        adapters = {name: str(path) for name, path in served.adapters.items()}
-        what = {"adapters": adapters, "base": base.fingerprint.to_dict(), "chat_template": served.template_digest}
-        manifest.write_text(json.dumps(what))
-        arguments = plan.arguments(str(base.path), served.max_lora_rank)
+        what = Manifest(
+            adapters=served.adapters,
+            store=plan.adapters.absolute(),
+            reserved=reserved,
+            base_names=[plan.base],
+            base=base.fingerprint.to_dict(),
+            chat_template=served.template_digest,
+        )
+        manifest.write_text(what.model_dump_json())
+        arguments = plan.arguments(str(base.path), served.max_lora_rank, served.gpu_pool)
         command = [sys.executable, "-m", "engine_patch.server", str(manifest), *arguments]
         return _run(command, {**os.environ, **_defaults(plan.environment), "PREFT_END_WITH_STDIN": "1"}, plan.url)
 
@@ -74,8 +80,8 @@ def require_free_port(host: str, port: int) -> None:
         raise UserError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --host or --port") from error
 
 
-def _prepare(plan: ServePlan) -> tuple[BaseModel, Served]:
-    """The base model and the adapters to serve."""
+def _prepare(plan: ServePlan) -> tuple[BaseModel, Served, list[str]]:
+    """The base model, the adapters to serve, and the names that two of them claim."""
     from preft_cli.convert.collect import collect
     from preft_cli.models import resolve
     from preft_cli.models.cache import cache_dir
@@ -83,13 +89,13 @@ def _prepare(plan: ServePlan) -> tuple[BaseModel, Served]:
     if not plan.adapters.is_dir():
         raise UserError(f"{plan.adapters}: no such folder; give --adapters DIR, or run preft convert first")
     base = resolve(plan.base, plan.root)
-    collected = collect(plan.adapters, base, cache_dir() / "serve")
-    served = choose(collected, plan.max_lora_rank, template_digest(base, plan.chat_template))
+    collected = collect(plan.adapters.absolute(), base, cache_dir() / "serve", plan.file_cache)
+    served = choose(collected, plan, template_digest(base, plan.chat_template))
     for path, reason in served.rejected:
         warn(f"not serving {path}: {reason}")
     names = ", ".join(sorted(served.adapters)[:10]) + (", ..." if len(served.adapters) > 10 else "")
     say(f"base model {plan.base}, {len(served.adapters)} adapters from {plan.adapters}: {names or 'none'}")
-    return base, served
+    return base, served, collected.reserved
 
 
 def _run(command: list[str], environment: dict[str, str], url: str) -> int:

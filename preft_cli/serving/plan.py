@@ -28,16 +28,32 @@ class ServePlan(BaseModel):
     url: str
     backend: str
     max_lora_rank: int | None
+    itemsize: int
+    """Bytes of an element on the device, as far as the config tells."""
+    tensor_parallel_size: int
+    gpu_slots: int
+    gpu_pool: int | None
+    """Bytes; None: as many of the largest adapters as there are slots."""
+    host_pool: int
+    file_cache: int
     options: dict[str, Any]
     environment: dict[str, str]
 
-    def arguments(self, model: str, max_lora_rank: int) -> list[str]:
-        """Arguments of vLLM's server for the model in the folder `model`."""
-        return to_arguments({"model": model, **self.options, "max-lora-rank": max_lora_rank})
+    def arguments(self, model: str, max_lora_rank: int, gpu_pool: int | None) -> list[str]:
+        """Arguments of vLLM's server for the model in the folder `model`; `gpu_pool` in bytes, None: the engine decides."""
+        pools = {"gpu_pool_bytes": gpu_pool, "host_pool_bytes": self.host_pool}
+        config = {"additional-config": {"preft": pools}, "max-lora-rank": max_lora_rank}
+        return to_arguments({"model": model, **self.options, **config})
 
     def describe(self) -> dict[str, Any]:
         """The plan as `--dry-run` prints it."""
-        argv = ["python", "-m", "engine_patch.server", "MANIFEST", *self.arguments(self.base, self.max_lora_rank or 16)]
+        argv = [
+            "python",
+            "-m",
+            "engine_patch.server",
+            "MANIFEST",
+            *self.arguments(self.base, self.max_lora_rank or 16, self.gpu_pool),
+        ]
         return {**self.model_dump(mode="json"), "argv": argv}
 
 
@@ -81,7 +97,6 @@ def plan_serve(config: PreftConfig, root: Path) -> ServePlan:
         "gpu-memory-utilization": serve.gpu_memory_utilization,
         "enable-lora": True,
         "max-loras": serve.gpu_slots,
-        "max-cpu-loras": max(serve.host_adapters, serve.gpu_slots),
     }
     if kind == "cpu" and serve.gpu_memory_utilization is None:
         options["kv-cache-memory-bytes"] = CPU_KV_CACHE_BYTES
@@ -96,6 +111,12 @@ def plan_serve(config: PreftConfig, root: Path) -> ServePlan:
         url=f"http://{serve.host}:{serve.port}",
         backend=kind,
         max_lora_rank=serve.max_lora_rank,
+        itemsize=4 if serve.dtype == "float32" else 2,
+        tensor_parallel_size=serve.tensor_parallel_size,
+        gpu_slots=serve.gpu_slots,
+        gpu_pool=serve.gpu_pool,
+        host_pool=serve.host_pool,
+        file_cache=serve.file_cache,
         options={key: value for key, value in options.items() if value is not None},
         environment={"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING"},
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,7 +27,7 @@ def check(arena: Arena) -> None:
         assert start == end < stop
         end = stop
     assert end == arena.num_pages
-    assert all(one[2] or other[2] for one, other in zip(spans, spans[1:], strict=False))
+    assert all(one[2] or other[2] for one, other in itertools.pairwise(spans))
     assert arena.used == sum(run.pages for run in arena.runs.values()) <= arena.num_pages
 
 

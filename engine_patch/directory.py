@@ -1,0 +1,186 @@
+"""The adapters of a server by name, and which content of each its engine may be asked for.
+
+The folder is a living one: a `.preft` file that is put there is served under its name from then on, one that is replaced stands
+for its new content from the next request on, one that is removed is unknown. Requests that run end on what they began with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import logging
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from engine_patch.base_model import BaseFingerprint
+from engine_patch.errors import PreftError
+from engine_patch.live_files import LiveFiles
+from engine_patch.manifest import Manifest
+from engine_patch.pool.limits import Limits
+from engine_patch.ref import AdapterRef
+from engine_patch.requests import request_of
+from engine_patch.store.file import read_header, verify_pages
+from engine_patch.store.folder import file_in_store, scan_store
+
+logger = logging.getLogger("vllm.preft")
+
+Stamp = tuple[int, int, int]
+"""Modification time (ns), size and inode of a file."""
+
+InUse = Callable[[], Awaitable[list[str]]]
+"""Asks the engine for the contents that its requests use."""
+
+
+class AdapterDirectory:
+    """Names to adapter files, and which content of each was admitted."""
+
+    def __init__(self, manifest: Manifest, copies: Path, limits: Limits | None = None) -> None:
+        """The adapters of a server.
+
+        Args:
+            manifest: what it starts with.
+            copies: a folder of this server's own, for the files that its engine may read again at any time.
+            limits: what the engine can serve; known only once it is up.
+        """
+        self.manifest, self.limits = manifest, limits
+        self._base = BaseFingerprint.from_dict(manifest.base)
+        self._live = LiveFiles(copies)
+        self.admitted: dict[str, tuple[Stamp, Any]] = {}
+        """By name: the file's stamp, and the `LoRARequest` for its content."""
+        self.refused: dict[str, int] = {}
+        """Names that cannot be listed, and the folder's modification time when this was said."""
+        self._locks: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._seen: tuple[int, set[str]] = (-1, set())
+
+    def find(self, name: str) -> Path | None:
+        """The file of `name` now; None if there is none.
+
+        Raises:
+            PreftError: there is one that must not be used.
+        """
+        listed, store = self.manifest.adapters.get(name), self.manifest.store
+        if listed is not None and listed.path.parent != store:
+            return listed.path  # converted at the start
+        if store is None or name in self.manifest.reserved or name in self.manifest.base_names:
+            return None
+        return file_in_store(store, name)
+
+    def names(self) -> set[str]:
+        """All names now; the folder is read only when it has changed."""
+        store = self.manifest.store
+        fixed = {name for name, listed in self.manifest.adapters.items() if listed.path.parent != store}
+        if store is None:
+            return fixed
+        changed = _mtime(store)
+        if changed != self._seen[0]:
+            try:
+                files = set(scan_store(store).files)
+            except PreftError as error:
+                logger.error("%s", error)
+                files = set()
+            self._seen = (changed, files - {*self.manifest.reserved, *self.manifest.base_names})
+        return fixed | self._seen[1]
+
+    @property
+    def changed(self) -> int:
+        """Moves whenever a file comes to the folder, is replaced or goes."""
+        return self._seen[0]
+
+    def first_request(self, name: str) -> Any:
+        """The `LoRARequest` under which `name` is listed before anybody has asked for it.
+
+        Raises:
+            PreftError: its file cannot be served.
+        """
+        listed = self.manifest.adapters.get(name)
+        return request_of(name, listed.ref if listed else self._checked(name))
+
+    async def admit(self, name: str, in_use: InUse) -> Any:
+        """The `LoRARequest` for what the file of `name` holds now, verified once.
+
+        Requests for one name wait for each other, so that none after a replacement gets the former content.
+
+        Raises:
+            PreftError: the adapter cannot be served; the message says why.
+        """
+        async with self._locks[name]:
+            stamp = file_stamp(self.find(name), name)
+            known = self.admitted.get(name)
+            if known and known[0] == stamp:
+                return known[1]
+            try:
+                while (ref := await asyncio.to_thread(self._take, name)) is None:
+                    stamp = file_stamp(self.find(name), name)
+            except OSError as error:
+                raise PreftError(f"adapter {name!r} cannot be read: {error.strerror} ({error.filename})") from error
+            request = request_of(name, ref)
+            self.admitted[name] = (stamp, request)
+            if known:
+                await self._retire(known[1].lora_path, in_use)
+            return request
+
+    def forget(self, name: str) -> None:
+        """The file of `name` is gone."""
+        known = self.admitted.pop(name, None)
+        if known:
+            self._live.retire(_digest(known[1].lora_path))
+
+    async def _retire(self, lora_path: str, in_use: InUse) -> None:
+        self._live.retire(_digest(lora_path))
+        if due := self._live.due():
+            used = {*await in_use(), *(_digest(request.lora_path) for _, request in self.admitted.values())}
+            self._live.remove([digest for digest in due if digest not in used])
+
+    def _take(self, name: str) -> AdapterRef | None:
+        """Check the file, link it and verify every byte; None if it was replaced meanwhile."""
+        own = self._live.keep(self._checked(name))
+        if own is not None:
+            verify_pages(own.path, read_header(own.path))
+        return own
+
+    def _checked(self, name: str) -> AdapterRef:
+        path = self.find(name)
+        if path is None:
+            raise PreftError(f"adapter {name!r} is no longer there")
+        header = read_header(path)
+        if difference := header.base.mismatch(self._base):
+            raise PreftError(f"adapter {name!r} belongs to another base model: {difference}")
+        trained_with, served_with = header.meta.get("chat_template_digest"), self.manifest.chat_template
+        if served_with and trained_with and trained_with != served_with:
+            raise PreftError(f"adapter {name!r} was trained with another chat template than this server uses")
+        if self.limits:
+            self.limits.check(header, f"adapter {name!r}")
+        return AdapterRef(path.resolve(), header.method, header.digest)
+
+    def nearest(self, name: str) -> str:
+        """A half sentence with the names most like `name`, or nothing."""
+        close = difflib.get_close_matches(name, list(self.names()), n=3, cutoff=0.5)
+        return f" Did you mean {' or '.join(close)}?" if close else ""
+
+
+def file_stamp(path: Path | None, name: str) -> Stamp:
+    """What changes when a file is replaced.
+
+    Raises:
+        PreftError: the file cannot be read.
+    """
+    if path is None:
+        raise PreftError(f"adapter {name!r} is no longer there")
+    try:
+        stat = path.stat()
+    except OSError as error:
+        raise PreftError(f"the adapter's file cannot be read: {error.strerror} ({path})") from None
+    return stat.st_mtime_ns, stat.st_size, stat.st_ino
+
+
+def _digest(lora_path: str) -> str:
+    return lora_path.rpartition(":")[2]
+
+
+def _mtime(folder: Path) -> int:
+    try:
+        return folder.stat().st_mtime_ns
+    except OSError:
+        return 0
