@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine_patch.errors import PreftError
-from engine_patch.rule import METHODS
 from engine_patch.store.atomic import atomic_write
 from engine_patch.store.digest import chunk_digest, chunks, content_digest, pages_digest
 from engine_patch.store.folder import adapter_name, check_name
@@ -82,6 +81,8 @@ def read_header(path: Path) -> Header:
 
 
 def _read_header(descriptor: int, path: Path) -> Header:
+    from engine_patch.rule import METHODS  # numpy, which plans do without
+
     size = os.fstat(descriptor).st_size
     start = os.pread(descriptor, PAGE_BYTES, 0)  # most headers are no longer
     length = struct.unpack("<Q", start[:8])[0] if len(start) >= 8 else 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -137,7 +138,7 @@ class _Collector:
 
         path = self._cache / self._key(source) / f"{name}{SUFFIX}"
         if _is_whole(path):
-            os.utime(path)  # used now: `prune` goes by it
+            os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))  # used now: `prune` goes by it
         else:
             adapter = read_source(source.path, source.kind, self._facts).adapter
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -161,7 +162,7 @@ def prune(cache: Path, most_bytes: int, keep: set[Path]) -> None:
     for path in cache.glob(f"*/*{SUFFIX}"):
         with suppress(FileNotFoundError):  # another server may prune too
             stat = path.stat()
-            found.append((path in keep, stat.st_mtime_ns, stat.st_size, path))
+            found.append((path in keep, stat.st_atime_ns, stat.st_size, path))
     excess = sum(size for _, _, size, _ in found) - most_bytes
     for kept, _, size, path in sorted(found):
         if excess <= 0 or kept:

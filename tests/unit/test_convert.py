@@ -237,7 +237,7 @@ def test_check(config: PreftConfig, facts: BaseFacts, tmp_path: Path) -> None:
         "half.preft",
         "bad name.preft",
     }
-    assert "do not match their checksum" in reasons(result)["damaged.preft"]
+    assert "is damaged: its content has the digest" in reasons(result)["damaged.preft"]
     assert "truncated or half-written" in reasons(result)["half.preft"]
     assert (store / "tone.preft").read_bytes() == good
 

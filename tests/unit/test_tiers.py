@@ -1,0 +1,222 @@
+"""From files through host memory to the device: the right weights, in time, and never more than the pools hold."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine_patch.adapter import Adapter
+from engine_patch.errors import PreftError
+from engine_patch.pool import share
+from engine_patch.pool.tiers import NOT_YET, AdapterTiers
+from engine_patch.ref import AdapterRef
+from tests.unit import pools
+from tests.unit.pools import on_device, random_adapter, tiers, write
+from tests.unit.tiny_llama import assert_same
+
+PAGES = 4
+"""Of an adapter of rank 4 on all modules, in float32."""
+
+
+def bring(found: AdapterTiers, *refs: AdapterRef) -> list[int]:
+    """Ask until all have arrived, as the scheduler does, then take them as a step."""
+    paths = [ref.encode() for ref in refs]
+    for _ in range(1000):
+        missing = found.want([], paths, 0.01)
+        assert not any(missing.values()), missing
+        if not missing:
+            return found.activate(paths)
+    raise AssertionError("it never came")
+
+
+def same_weights(adapter: Adapter, found: AdapterTiers, slot: int) -> None:
+    assert_same(adapter, Adapter(adapter.method, adapter.base, on_device(found, slot)))
+
+
+def test_the_size_that_the_tests_count_with(tmp_path: Path) -> None:
+    found = tiers(2 * PAGES, 2 * PAGES)
+    bring(found, write(tmp_path, "a", random_adapter(1)))
+    assert found.count().device.used_bytes == PAGES * 4096
+
+
+def test_an_adapter_reaches_its_slot_bit_for_bit(tmp_path: Path) -> None:
+    one, few = random_adapter(1), random_adapter(2, rank=7, modules=("model.layers.1.mlp.down_proj",))
+    found = tiers(4 * PAGES, 4 * PAGES)
+    slots = bring(found, write(tmp_path, "one", one), write(tmp_path, "few", few))
+    assert len(set(slots)) == 2
+    same_weights(one, found, slots[0])
+    same_weights(few, found, slots[1])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_another_dtype_is_cast_once_when_it_is_loaded(tmp_path: Path, dtype: torch.dtype) -> None:
+    one = random_adapter(1)
+    found = tiers(4 * PAGES, 4 * PAGES, dtype=dtype)
+    (slot,) = bring(found, write(tmp_path, "one", one))
+    same_weights(one.to(str(dtype).removeprefix("torch.")), found, slot)
+
+
+def test_nobody_waits_for_a_file_before_its_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`want` comes back at once; the step finds the adapter there, and has waited for nothing."""
+    gate = threading.Event()
+    load = share.Sharer.load
+
+    def slow(*arguments: object) -> None:
+        gate.wait(10)
+        load(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(share.Sharer, "load", slow)
+    found, ref = tiers(2 * PAGES, 2 * PAGES), write(tmp_path, "a", random_adapter(1))
+    began = time.perf_counter()
+    assert found.want([], [ref.encode()]) == {ref.digest: NOT_YET}
+    assert found.want([], [ref.encode()], patience=0.05) == {ref.digest: NOT_YET}
+    assert time.perf_counter() - began < 5
+    gate.set()
+    bring(found, ref)
+    counted = found.count()
+    assert (counted.step_waits, counted.host.misses, counted.device.misses) == (0, 1, 1)
+
+
+def test_what_is_ready_goes_to_the_device_ahead_of_the_step(tmp_path: Path) -> None:
+    found, ref = tiers(2 * PAGES, 2 * PAGES), write(tmp_path, "a", random_adapter(1))
+    while found.want([], [ref.encode()], 0.01):
+        pass
+    assert ref.digest in found.device.adapters
+    found.activate([ref.encode()])
+    assert found.count().device.hits == 1
+
+
+def test_a_step_that_was_not_announced_waits_and_says_so(tmp_path: Path) -> None:
+    one = random_adapter(1)
+    found = tiers(2 * PAGES, 2 * PAGES)
+    (slot,) = found.activate([write(tmp_path, "a", one).encode()])
+    same_weights(one, found, slot)
+    assert found.count().step_waits == 1
+
+
+def test_a_file_that_cannot_be_loaded_is_an_error_for_its_digest_alone_and_is_tried_again(tmp_path: Path) -> None:
+    good, bad = write(tmp_path, "good", random_adapter(1)), write(tmp_path, "bad", random_adapter(2))
+    whole = bad.path.read_bytes()
+    bad.path.write_bytes(whole[:-100] + b"x" + whole[-99:])
+    found = tiers(4 * PAGES, 4 * PAGES)
+    missing: dict[str, str] = {}
+    while not any(missing.values()):
+        missing = found.want([], [good.encode(), bad.encode()], 0.01)
+    assert "is damaged: its content has the digest" in missing[bad.digest]
+    assert found.count().load_failures == 1
+    bad.path.write_bytes(whole)
+    bring(found, good, bad)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda path: path.unlink(), "No such file"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "truncated or half-written"),
+        (
+            lambda path: write(path.parent, "x", random_adapter(9)),
+            "was replaced while a request for its former content",
+        ),
+        (lambda path: path.write_bytes(b"something else"), "is not a .preft file"),
+    ],
+)
+def test_files_that_are_not_what_was_asked_for(tmp_path: Path, change: object, message: str) -> None:
+    found, ref = tiers(2 * PAGES, 2 * PAGES), write(tmp_path, "x", random_adapter(1))
+    change(ref.path)  # type: ignore[operator]
+    assert message in found.want([], [ref.encode()])[ref.digest]
+
+
+def test_a_stock_adapter_is_refused_with_the_remedy() -> None:
+    with pytest.raises(PreftError, match=r"is a stock adapter: convert it \(preft convert\)"):
+        tiers(2 * PAGES, 2 * PAGES).activate(["/peft/adapter"])
+
+
+def test_a_large_adapter_is_not_passed_by_small_ones_for_ever(tmp_path: Path) -> None:
+    """Two small ones run on the device; the large one that waits does not fit beside them, and who comes after it waits too."""
+    small = [write(tmp_path, f"s{i}", random_adapter(i)) for i in range(3)]
+    large = write(tmp_path, "large", random_adapter(9, rank=8))
+    found = tiers(2 * PAGES + 2, 8 * PAGES, slots=3)
+    bring(found, *small[:2])
+    running = [ref.encode() for ref in small[:2]]
+    while found.host.adapters.get(small[2].digest) is None or not found.host.ready(small[2].digest):
+        found.want(running, [large.encode(), small[2].encode()], 0.01)
+    assert found.want(running, [large.encode(), small[2].encode()]) == {large.digest: NOT_YET, small[2].digest: NOT_YET}
+    assert found.want(running[:1], [small[2].encode()]) == {}
+    assert found.want([], [large.encode()]) == {}
+    found.activate([large.encode()])
+
+
+def test_running_adapters_stay_on_the_device(tmp_path: Path) -> None:
+    refs = [write(tmp_path, f"a{i}", random_adapter(i)) for i in range(4)]
+    found = tiers(2 * PAGES, 8 * PAGES)
+    bring(found, refs[0])
+    for other in refs[1:]:
+        while found.want([refs[0].encode()], [other.encode()], 0.01):
+            pass
+        found.activate([other.encode()])
+        assert refs[0].digest in found.device.adapters
+    assert found.count().device.evictions == 2
+
+
+def test_adapters_that_are_moved_keep_their_weights(tmp_path: Path) -> None:
+    """Two that run stand apart; the third fits into the two holes only when they are one."""
+    made = {name: random_adapter(seed) for seed, name in enumerate("abcd")}
+    refs = {name: write(tmp_path, name, adapter) for name, adapter in made.items()}
+    large = random_adapter(9, rank=8)
+    refs["large"] = write(tmp_path, "large", large)
+    found = tiers(5 * PAGES, 9 * PAGES, slots=5)
+    for name in "abcd":
+        bring(found, refs[name])
+    running = [refs[name].encode() for name in "bd"]
+    while found.want(running, [refs["large"].encode()], 0.01):
+        pass
+    slots = found.activate([*running, refs["large"].encode()])
+    assert found.count().compactions == 1
+    for slot, adapter in zip(slots, (made["b"], made["d"], large), strict=True):
+        same_weights(adapter, found, slot)
+
+
+def test_a_resident_adapter_costs_nothing(tmp_path: Path) -> None:
+    found, ref = tiers(2 * PAGES, 2 * PAGES), write(tmp_path, "a", random_adapter(1))
+    bring(found, ref)
+    before = found.count().model_dump()
+    ref.path.unlink()
+    assert bring(found, ref) == [found.device.slots[ref.digest]]
+    after = found.count().model_dump()
+    assert after["device"].pop("hits") == before["device"].pop("hits") + 1
+    assert after == before
+
+
+def test_warming_up_reads_zeros_that_are_there(tmp_path: Path) -> None:
+    found = tiers(1, 1)
+    found.warm_up(8)
+    rows = found.device.table.view(-1, 4)
+    assert rows[:, 2].unique().tolist() == [8]
+    assert int(rows[0, 2]) * 96 <= found.device.pool.numel()
+    found.device.clear_table()
+    assert not found.device.table.any()
+
+
+def test_two_hundred_random_steps_hold_the_right_weights(tmp_path: Path) -> None:
+    rng = random.Random(0)
+    made = [random_adapter(seed, rank=rng.choice((1, 4, 8, 12))) for seed in range(12)]
+    refs = [write(tmp_path, str(seed), adapter) for seed, adapter in enumerate(made)]
+    found = tiers(5 * PAGES, 6 * PAGES, slots=3)
+    for _ in range(200):
+        wanted = rng.sample(range(12), 3)
+        arrived: list[int] = []
+        while not arrived:
+            missing = found.want([], [refs[i].encode() for i in wanted], 0.01)
+            arrived = [i for i in wanted if refs[i].digest not in missing]
+        for slot, index in zip(found.activate([refs[i].encode() for i in arrived]), arrived, strict=True):
+            same_weights(made[index], found, slot)
+        counted = found.count()
+        assert counted.device.used_bytes <= counted.device.capacity_bytes == 5 * PAGES * 4096
+        assert counted.host.used_bytes <= counted.host.capacity_bytes == 6 * PAGES * 4096
+    assert counted.device.evictions > 50
+    assert pools.SHAPES.keys() == found.limits.modules.keys()
