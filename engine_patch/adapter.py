@@ -84,6 +84,14 @@ class Adapter:
         """The one dtype of its tensors: float32, float16 or bfloat16."""
         return str(next(iter(self.loras.values())).a.dtype).removeprefix("torch.")
 
+    def to(self, dtype: str) -> Adapter:
+        """The adapter with A and B in `dtype`, a key of `DTYPES`; itself if they are. Scalings stay as they are."""
+        if dtype == self.dtype:
+            return self
+        kind = DTYPES[dtype]
+        loras = {name: LoraPair(pair.a.to(kind), pair.b.to(kind), pair.scaling) for name, pair in self.loras.items()}
+        return Adapter(self.method, self.base, loras, self.meta)
+
     def digest(self) -> str:
         """sha256 (hex) of what the adapter computes: method, module names, scalings, shapes, dtype, tensor bytes.
 
