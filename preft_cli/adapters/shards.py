@@ -55,7 +55,9 @@ def _inside(index: Path, shard: str) -> Path:
     """The path of a shard, which lies beside its index and nowhere else."""
     path = index.parent / shard
     if not shard or shard in (".", "..") or "\0" in shard or Path(shard).name != shard:
-        raise UserError(f"{index} names the shard {shard!r}: shards lie beside their index and are named without a folder")
+        raise UserError(
+            f"{index} names the shard {shard!r}: shards lie beside their index and are named without a folder"
+        )
     if path.is_symlink() and not path.resolve().is_relative_to(index.parent.resolve()):
         raise UserError(
             f"{path} is a symbolic link that leaves {index.parent} (to {path.resolve()}); copy the file instead (cp -L)"
