@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 __all__ = ["ConvertPlan", "ConvertResult", "convert", "plan_convert"]
 
-SECONDS_A_BYTE = 1 / 150e6
+SECONDS_A_BYTE = 1 / 100e6
 SECONDS_AN_ADAPTER = 0.01
-START_S = 5.0
-"""What one core takes for an adapter, and to start a worker (it loads torch): measured on two cores at 2.5 GHz."""
+START_S = 8.0
+"""What one core takes for an adapter, and to start a worker (it loads torch): measured on two busy cores."""
 
 
 def convert(
