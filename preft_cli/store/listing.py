@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -54,7 +56,7 @@ def facts(name: str, header: Header, path: Path) -> dict[str, Any]:
     Raises:
         OSError: the file is gone.
     """
-    stat = path.stat()
+    stat = os.stat(path)  # noqa: PTH116
     return {
         "name": name,
         "method": header.method,
@@ -63,8 +65,13 @@ def facts(name: str, header: Header, path: Path) -> dict[str, Any]:
         "bytes": stat.st_size,
         "base": _base(header),
         "digest": header.digest,
-        "modified": datetime.fromtimestamp(stat.st_mtime, UTC).isoformat(timespec="seconds"),
+        "modified": _utc(int(stat.st_mtime)),
     }
+
+
+@lru_cache(maxsize=1024)  # a store's files are mostly written many in a second
+def _utc(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat()
 
 
 def _base(header: Header) -> str:

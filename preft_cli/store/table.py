@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from datetime import datetime
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def size(count: int) -> str:
     return f"{value:.1f} GB"
 
 
+@lru_cache(maxsize=1024)
 def _local(modified: str) -> str:
     """In this machine's time zone."""
     return datetime.fromisoformat(modified).astimezone().strftime("%Y-%m-%d %H:%M")
