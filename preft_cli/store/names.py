@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
-from engine_patch.store import adapter_name, scan_store
+from engine_patch.store import SUFFIX, adapter_name, scan_store
 from preft_cli.errors import UserError
 
 
@@ -26,6 +26,7 @@ def pick(store: Path, names: Sequence[str]) -> dict[str, Path]:
 
 
 def _unknown(name: str, files: dict[str, Path], store: Path) -> str:
-    near = get_close_matches(name, files, n=3, cutoff=0.6)
+    # Somebody may have given the file instead of the name.
+    near = get_close_matches(name.rpartition("/")[2].removesuffix(SUFFIX), files, n=3, cutoff=0.6)
     meant = f"did you mean {' or '.join(near)}?" if near else "preft store ls lists them"
     return f"there is no adapter {name!r} in {store}; {meant}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Sequence
 from datetime import datetime
@@ -27,8 +28,9 @@ def print_rows(rows: Sequence[StoreRow]) -> None:
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     aligned = [f"{{:{'>' if t in _TO_THE_RIGHT else '<'}{width}}}" for t, width in zip(TITLES, widths, strict=True)]
     form = "  ".join(aligned)
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     # One write: ten thousand prints take longer than reading the headers does.
-    sys.stdout.write("".join(form.format(*line).rstrip() + "\n" for line in cells))
+    sys.stdout.write("".join(form.format(*line).rstrip()[:width] + "\n" for line in cells))
     sys.stdout.flush()
 
 
@@ -62,13 +64,20 @@ def _print_table(cells: Sequence[tuple[str, ...]]) -> None:
 
     from preft_cli.console import out
 
+    # What is long in itself gives way first, so that names stay readable on a narrow terminal.
+    cut = {} if out.width >= 100 else {"digest": 8, "when": 10}
+    left_out = set() if out.width >= 70 else {"base", "digest"}
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for title in TITLES:
-        # Only the long ones may be cut short on a narrow terminal.
-        long = title in ("name", "base")
-        table.add_column(
-            title, justify="right" if title in _TO_THE_RIGHT else "left", no_wrap=not long, overflow="ellipsis"
-        )
+        if title not in left_out:
+            # Only these two are folded to fit.
+            table.add_column(
+                title,
+                justify="right" if title in _TO_THE_RIGHT else "left",
+                no_wrap=title not in ("name", "base"),
+                overflow="fold",
+            )
     for line in cells:
-        table.add_row(*(Text(cell) for cell in line))
+        shown = [(title, cell) for title, cell in zip(TITLES, line, strict=True) if title not in left_out]
+        table.add_row(*(Text(cell[: cut.get(title)]) for title, cell in shown))
     out.print(table)

@@ -79,8 +79,8 @@ def test_cast_once_scaling_untouched(base: BaseModel, peft: Path, tmp_path: Path
     (item,) = convert([peft], settings, tmp_path).converted
     stored, source = read_adapter(Path(item.path)), load_peft(peft, BaseFacts.of(base)).adapter
     assert (item.dtype, item.notes) == (dtype, [])
+    kind = getattr(torch, dtype)
     for name, pair in source.loras.items():
-        kind = getattr(torch, dtype)
         assert torch.equal(stored.loras[name].a, pair.a.to(kind))
         assert torch.equal(stored.loras[name].b, pair.b.to(kind))
         assert stored.loras[name].scaling == pair.scaling
