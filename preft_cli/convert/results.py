@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from preft_cli.adapters.sources import Kind
+from preft_cli.reasons import without_path as without_path
 
 Target = Literal["store", "peft"]
 Action = Literal["convert", "check"]
@@ -31,11 +32,6 @@ class FailedItem(_Document):
     def of(cls, source: Path | str, reason: str) -> FailedItem:
         """With the path said once: reasons are shown after their source."""
         return cls(source=str(source), reason=without_path(source, reason))
-
-
-def without_path(source: Path | str, reason: str) -> str:
-    """`reason` without a leading `source`."""
-    return reason.removeprefix(f"{source}: ").removeprefix(f"{source} ")
 
 
 class PlannedItem(_Document):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from engine_patch.errors import PreftError
 from engine_patch.store import Header, read_header
-from preft_cli.convert.results import without_path
+from preft_cli.reasons import without_path
 from preft_cli.store.listing import facts
 from preft_cli.store.names import pick
 from preft_cli.store.results import BrokenFile, ModuleGroup, StoreInfo, StoreInfos

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from engine_patch.errors import PreftError
 from engine_patch.store import Header, read_header, scan_store
-from preft_cli.convert.results import without_path
+from preft_cli.reasons import without_path
 from preft_cli.store.results import BrokenFile, StoreList, StoreRow
 
 Sort = Literal["name", "size", "when", "rank"]

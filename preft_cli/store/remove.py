@@ -9,7 +9,7 @@ from preft_cli.store.results import BrokenFile, StoreRemoval
 
 
 def remove(store: Path, files: Mapping[str, Path]) -> StoreRemoval:
-    """Unlink each file. A server that has one open keeps what it read; a symbolic link goes, its target stays."""
+    """Unlink each file. A server keeps what it has open or linked; a symbolic link goes, its target stays."""
     removed, failed = [], []
     for name, path in files.items():
         try:
