@@ -14,7 +14,7 @@ import typer
 
 from engine_patch.errors import PreftError
 from preft_cli import __version__
-from preft_cli.commands import bench, convert, doctor, init, serve, status, train
+from preft_cli.commands import bench, convert, doctor, init, serve, status, store, train
 from preft_cli.errors import UserError
 from preft_cli.threads import wait_politely
 
@@ -32,6 +32,7 @@ app.command("train")(train.command)
 app.command("convert")(convert.command)
 app.command("serve")(serve.command)
 app.command("bench")(bench.command)
+app.add_typer(store.app, name="store")
 app.command("status")(status.command)
 app.command("doctor")(doctor.command)
 
@@ -67,6 +68,9 @@ def _run(arguments: list[str] | None) -> int:
         return problem.exit_code
     except KeyboardInterrupt:
         return _code(130)
+    except BrokenPipeError:  # `preft store ls | head`: whoever reads has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python complains when it flushes at exit
+        return 1
     except (PreftError, OSError) as problem:  # a damaged adapter; a full disk, a file that may not be read
         _tell(str(problem))
         return 1

@@ -8,6 +8,8 @@ TRAINED_WEIGHTS = "preft_adapter.safetensors"
 PEFT_CONFIG = "adapter_config.json"
 PEFT_WEIGHTS = "adapter_model.safetensors"
 PEFT_BIN = "adapter_model.bin"
+PEFT_INDEX = "adapter_model.safetensors.index.json"
+PEFT_BIN_INDEX = "adapter_model.bin.index.json"
 
 # A prefill-only adapter in PEFT's form. Stock loaders look for the names above, and one of them takes any
 # `*.safetensors` beside an `adapter_config.json`: neither name may be theirs, or they would apply it to all tokens.

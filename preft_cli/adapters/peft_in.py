@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +14,22 @@ from preft_cli.adapters.base import BaseFacts, Loaded
 from preft_cli.adapters.files import load_plain_bin, load_safetensors
 from preft_cli.adapters.layout import (
     PEFT_BIN,
+    PEFT_BIN_INDEX,
     PEFT_CONFIG,
+    PEFT_INDEX,
     PEFT_WEIGHTS,
     PREFILL_CONFIG,
     PREFILL_WEIGHTS,
 )
 from preft_cli.adapters.pairs import check_against_base, check_complete, to_pairs
 from preft_cli.adapters.peft_config import read_config
+from preft_cli.adapters.shards import load_sharded
 from preft_cli.adapters.targets import idle_patterns, rank_and_scaling, targeted
 from preft_cli.errors import UserError
 
 
 def load_peft(folder: Path, base: BaseFacts, method: str | None = None) -> Loaded:
-    """Read `adapter_config.json` and `adapter_model.safetensors` (or a plain-tensor `.bin`) of `folder`.
+    """Read `adapter_config.json` and `adapter_model.safetensors` (or a plain-tensor `.bin`, or shards) of `folder`.
 
     A PEFT LoRA was trained on all tokens and becomes `lora` unless `method` says otherwise; a folder that `preft
     convert --to peft` wrote for a prefill-only adapter stays what it was. Tensors keep their dtype and bits.
@@ -54,12 +58,17 @@ def load_peft(folder: Path, base: BaseFacts, method: str | None = None) -> Loade
 
 
 def _weights(folder: Path, name: str) -> tuple[Path, dict[str, torch.Tensor]]:
-    if (folder / name).is_file():
-        return folder / name, load_safetensors(folder / name)
-    if name == PEFT_WEIGHTS and (folder / PEFT_BIN).is_file():
-        return folder / PEFT_BIN, load_plain_bin(folder / PEFT_BIN)
-    if any(folder.glob("adapter_model*.index.json")):
-        raise UserError(f"{folder}: sharded adapter weights cannot be read yet; save the adapter in one file")
+    """The file that was read, for errors, and its tensors; of several forms side by side the safest one counts."""
+    forms: list[tuple[str, Callable[[Path], dict[str, torch.Tensor]]]] = [(name, load_safetensors)]
+    if name == PEFT_WEIGHTS:
+        forms += [
+            (PEFT_INDEX, lambda index: load_sharded(index, load_safetensors)),
+            (PEFT_BIN, load_plain_bin),
+            (PEFT_BIN_INDEX, lambda index: load_sharded(index, load_plain_bin)),
+        ]
+    for file, load in forms:
+        if (folder / file).is_file():
+            return folder / file, load(folder / file)
     raise UserError(f"{folder}: {name} is missing; save the adapter again with PEFT")
 
 

@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from engine_patch.adapter import Adapter
@@ -28,7 +29,7 @@ def write_peft(folder: Path, adapter: Adapter) -> list[Path]:
     `peft_type: LORAP`: stock loaders find nothing there, where they would else apply it to all tokens in silence.
 
     Raises:
-        UserError: `folder` holds something else, such as another adapter, which would be lost.
+        UserError: `folder` holds something else, such as another adapter, which would be lost; or it cannot be written.
     """
     prefill_only = is_prefill_only(adapter.method)
     names = (PREFILL_CONFIG, PREFILL_WEIGHTS) if prefill_only else (PEFT_CONFIG, PEFT_WEIGHTS)
@@ -43,7 +44,10 @@ def write_peft(folder: Path, adapter: Adapter) -> list[Path]:
     config = {**peft_config(adapter), "peft_type": "LORAP" if prefill_only else "LORA"}
     with atomic_folder(folder) as temporary:
         (temporary / names[0]).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-        save_file(to_tensors(adapter.loras), temporary / names[1], metadata={"format": "pt"})
+        try:
+            save_file(to_tensors(adapter.loras), temporary / names[1], metadata={"format": "pt"})
+        except SafetensorError as error:  # a full disk, for one
+            raise UserError(f"cannot write {folder / names[1]}: {error}; nothing was changed there") from error
     return [folder / name for name in names]
 
 

@@ -11,7 +11,9 @@ from typing import Literal, NamedTuple
 from engine_patch.store import SUFFIX, adapter_name
 from preft_cli.adapters.layout import (
     PEFT_BIN,
+    PEFT_BIN_INDEX,
     PEFT_CONFIG,
+    PEFT_INDEX,
     PEFT_WEIGHTS,
     PREFILL_CONFIG,
     PREFILL_WEIGHTS,
@@ -57,14 +59,15 @@ def detect(path: Path) -> Kind | Literal["folder"]:
         raise UserError(f"{path} does not exist: {EXPECTED}")
     if (path / TRAINED_CONFIG).exists() or (path / TRAINED_WEIGHTS).exists():
         return "trained"
-    if any((path / name).exists() for name in (PEFT_CONFIG, PREFILL_CONFIG, PREFILL_WEIGHTS, PEFT_WEIGHTS, PEFT_BIN)):
+    if any((path / name).exists() for name in _PEFT_FILES):
         return "peft"
     if _is_pyreft(path):
         raise UserError(f"{path} is a pyreft folder: DiReFT adapters cannot be converted yet")
     return "folder"
 
 
-_KNOWN = {PEFT_CONFIG, PEFT_WEIGHTS, PEFT_BIN, TRAINED_CONFIG, TRAINED_WEIGHTS, PREFILL_CONFIG, PREFILL_WEIGHTS}
+_PEFT_FILES = (PEFT_CONFIG, PREFILL_CONFIG, PREFILL_WEIGHTS, PEFT_WEIGHTS, PEFT_BIN, PEFT_INDEX, PEFT_BIN_INDEX)
+_KNOWN = {*_PEFT_FILES, TRAINED_CONFIG, TRAINED_WEIGHTS}
 
 
 def find(path: Path) -> Iterator[Source | Rejected]:

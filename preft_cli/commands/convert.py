@@ -2,75 +2,47 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+from preft_cli.commands.convert_options import (
+    Check,
+    Force,
+    Jobs,
+    MethodOption,
+    Name,
+    Out,
+    Sources,
+    Store,
+    Target,
+    To,
+)
 from preft_cli.commands.options import Config, DryRun, Json, Set, flag, load_config
 
 if TYPE_CHECKING:
     from preft_cli.convert.run import ConvertResult
 
 
-class Method(StrEnum):
-    """What a PEFT LoRA becomes."""
-
-    lorap = "lorap"
-    lora = "lora"
-
-
-class Target(StrEnum):
-    """The form to convert to."""
-
-    store = "store"
-    peft = "peft"
-
-
 def command(
-    sources: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            metavar="[SOURCE]...",
-            help="Trained adapters, PEFT LoRA folders, or folders of those. Default: the adapter of preft train.",
-            show_default=False,
-        ),
-    ] = None,
+    sources: Sources = None,
     config: Config = None,
     sets: Set = None,
-    store: Annotated[
-        Path | None,
-        typer.Option("--store", metavar="DIR", help="Folder to write NAME.preft to.", show_default="convert.store"),
-    ] = None,
-    name: Annotated[
-        str | None,
-        typer.Option(
-            "--name", help="Its model name on the server; for one SOURCE.", show_default="the adapter's own name"
-        ),
-    ] = None,
-    method: Annotated[
-        Method | None,
-        typer.Option(
-            "--method",
-            help="For PEFT LoRA folders. lora: acts on all tokens, as it was trained. lorap: acts on prompt tokens "
-            "only, which changes what the adapter computes.",
-            show_default="lora",
-        ),
-    ] = None,
-    to: Annotated[
-        Target, typer.Option("--to", help="store: for preft serve. peft: back to a PEFT LoRA folder (needs --out).")
-    ] = Target.store,
-    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder to write to with --to peft.")] = None,
-    check: Annotated[
-        bool, typer.Option("--check", help="Verify .preft files, or that the store holds the same as SOURCE.")
-    ] = False,
+    store: Store = None,
+    name: Name = None,
+    method: MethodOption = None,
+    to: To = Target.store,
+    out: Out = None,
+    check: Check = False,
+    force: Force = False,
+    jobs: Jobs = None,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
     """Convert adapters to the form that preft serve reads.
 
-    Each becomes one file NAME.preft in the store.
+    Each becomes one file NAME.preft in the store; what has not changed since is not converted again.
     One source that cannot be converted never stops the others; it is listed with its reason, and the exit code is 1.
     """
     from preft_cli.commands.output import needs_extras, print_json, quiet_stdout
@@ -78,22 +50,22 @@ def command(
     _check_usage(sources, name, to, out)
     loaded = load_config(config, sets, *flag("--store", "convert.store", store))
     given = [source.absolute() for source in sources or []]
-    target: Literal["store", "peft"] = "peft" if to is Target.peft else "store"
-    method_name = method.value if method else None
-    out = out.absolute() if out else None
+    options: dict[str, Any] = {
+        "name": name,
+        "method": method.value if method else None,
+        "to": to.value,
+        "out": out.absolute() if out else None,
+        "check": check,
+    }
     with needs_extras("convert"), quiet_stdout(dry_run or as_json):
         if dry_run:
             from preft_cli.convert.run import plan_convert
 
-            plan = plan_convert(
-                given, loaded.config, loaded.root, name=name, method=method_name, to=target, out=out, check=check
-            )
+            plan = plan_convert(given, loaded.config, loaded.root, **options)
         else:
             from preft_cli.convert.run import convert
 
-            result = convert(
-                given, loaded.config, loaded.root, name=name, method=method_name, to=target, out=out, check=check
-            )
+            result = convert(given, loaded.config, loaded.root, **options, jobs=jobs, force=force)
     if dry_run:
         print_json(plan)
         return
@@ -121,7 +93,10 @@ def _print(result: ConvertResult) -> None:
     from preft_cli.console import out, warn
 
     for item in result.converted:
-        line = f"{item.name}: {item.method}, rank {item.rank}, {item.bytes / 1e6:.1f} MB, {item.path}"
+        same = " (unchanged)" if item.status == "unchanged" else ""
+        line = (
+            f"{item.name}: {item.method}, rank {item.rank}, {item.dtype}, {item.bytes / 1e6:.1f} MB, {item.path}{same}"
+        )
         out.print(line, markup=False, highlight=False, soft_wrap=True)
     for failed in result.failed:
         warn(f"not converted: {failed.source}: {failed.reason}")

@@ -110,6 +110,11 @@ class ConvertConfig(Section):
     """The serving store."""
 
     store: Path = Field(Path("store"), description="Folder of NAME.preft files.")
+    dtype: Dtype = Field(
+        "auto",
+        description="Type of the stored weights. auto: serve.dtype if set, else the base model's if that is bfloat16 or "
+        "float16, else the adapter's own.",
+    )
 
 
 class ServeConfig(Section):

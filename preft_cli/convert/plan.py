@@ -8,10 +8,13 @@ from pathlib import Path
 from engine_patch.errors import PreftError
 from engine_patch.store import SUFFIX, check_name
 from preft_cli.adapters.layout import PREFILL_CONFIG
-from preft_cli.adapters.sources import Source, default_name, find
+from preft_cli.adapters.sources import Source, default_name
 from preft_cli.config.schema import PreftConfig
+from preft_cli.convert.dtype import served_dtype
+from preft_cli.convert.find import find_sources
 from preft_cli.convert.results import ConvertPlan, FailedItem, PlannedItem, Target
 from preft_cli.errors import UserError
+from preft_cli.models.peek import peek_config
 
 
 def plan_convert(
@@ -27,6 +30,8 @@ def plan_convert(
 ) -> ConvertPlan:
     """Find the adapters at `sources` and decide on names and destinations; nothing is read but small configs.
 
+    A source may be a pattern that the shell did not expand.
+
     No source means: the adapter that `preft train` made; with `check` the whole store; with `to="peft"` the store's
     file of the config's adapter. Relative paths of the config are relative to `root`.
 
@@ -35,40 +40,44 @@ def plan_convert(
     """
     _check_options(method, to, out, check)
     store = root / config.convert.store
-    failed: list[FailedItem] = []
-    notes: list[str] = []
-    found: list[Source] = []
     paths = list(sources) or [_default_source(config, root, store, to, check)]
-    for path in paths:
-        found += _find(path, failed, notes)
-    if name is not None and len(found) > 1:
-        raise UserError(f"--name names one adapter, and {len(found)} were found; convert one at a time", 2)
-    single = len(paths) == 1 and bool(found) and found[0].path in (paths[0], paths[0] / "adapter")
+    found = find_sources(paths)
+    if name is not None and len(found.sources) > 1:
+        raise UserError(f"--name names one adapter, and {len(found.sources)} were found; convert one at a time", 2)
+    single = len(paths) == 1 and bool(found.sources) and found.sources[0].path in (paths[0], paths[0] / "adapter")
+    # The way back and the check take the tensors as they are.
+    dtype = served_dtype(config, peek_config(config.model.base, root)) if to == "store" and not check else None
 
-    items: dict[str, PlannedItem] = {}
-    for source in found:
+    taken: dict[str, str] = {}
+    items, failed = [], list(found.failed)
+    for source in found.sources:
         try:
-            item_name = _name(source, name, config.model.base, {n: i.source for n, i in items.items()})
+            item_name = _name(source, name, config.model.base, taken)
         except (PreftError, UserError) as error:
             failed.append(FailedItem.of(source.path, str(error)))
             continue
+        taken[item_name] = str(source.path)
         destination = _destination(source, item_name, store, out, single, check)
-        items[item_name] = PlannedItem(
-            source=str(source.path),
-            kind=source.kind,
-            name=item_name,
-            method=method or _method(source),
-            path=str(destination),
-            replaces=destination.exists() and not check,
+        items.append(
+            PlannedItem(
+                source=str(source.path),
+                kind=source.kind,
+                name=item_name,
+                method=method or _method(source),
+                dtype=dtype,
+                path=str(destination),
+                replaces=destination.exists() and not check,
+            )
         )
     return ConvertPlan(
         action="check" if check else "convert",
         to=to,
         base=config.model.base,
         store=str(store),
-        items=list(items.values()),
+        dtype=dtype,
+        items=items,
         failed=failed,
-        notes=notes,
+        notes=found.notes,
     )
 
 
@@ -87,31 +96,6 @@ def _default_source(config: PreftConfig, root: Path, store: Path, to: Target, ch
     if to == "peft":
         return store / f"{config.adapter.name}{SUFFIX}"
     return root / config.output_dir / "adapter"
-
-
-def _find(path: Path, failed: list[FailedItem], notes: list[str]) -> list[Source]:
-    """The adapters at one given path; what is none goes to `failed`, other files of a folder to `notes`."""
-    sources, refused = [], 0
-    try:
-        for entry in find(path):
-            if isinstance(entry, Source):
-                sources.append(entry)
-            elif entry.path.is_dir() or entry.path.is_symlink() or entry.path.suffix == SUFFIX:
-                refused += 1
-                failed.append(FailedItem.of(entry.path, entry.reason))
-            else:
-                notes.append(f"{entry.path} is no adapter and was passed over")
-    except UserError as error:
-        # `runs/NAME/adapter` is where training ends: most often it has not been run yet.
-        hint = "; run preft train first" if path.name == "adapter" and not path.exists() else ""
-        failed.append(FailedItem.of(path, f"{error}{hint}"))
-        return []
-    except OSError as error:
-        failed.append(FailedItem.of(path, f"cannot list it: {error.strerror}"))
-        return []
-    if not sources and not refused:
-        failed.append(FailedItem.of(path, f"there is no adapter in {path}"))
-    return sources
 
 
 def _name(source: Source, given: str | None, base: str, taken: dict[str, str]) -> str:

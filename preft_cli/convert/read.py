@@ -55,6 +55,25 @@ def read_store_file(path: Path, base: BaseFacts) -> Adapter:
     return adapter
 
 
+def cast(adapter: Adapter, dtype: str | None) -> Adapter:
+    """The adapter with its tensors in `dtype` (None: its own), scalings untouched.
+
+    Raises:
+        UserError: a value is too large for `dtype`.
+    """
+    if dtype is None or dtype == adapter.dtype:
+        return adapter
+    made = adapter.to(dtype)
+    for module, pair in made.loras.items():
+        for part, tensor, was in (("A", pair.a, adapter.loras[module].a), ("B", pair.b, adapter.loras[module].b)):
+            if not tensor.isfinite().all():
+                raise UserError(
+                    f"lora_{part} of {module} does not fit {dtype}: its largest value is {was.abs().max().item():.4g}; "
+                    "convert with convert.dtype bfloat16 or float32"
+                )
+    return made
+
+
 def _changes(before: str, after: str) -> str:
     reach = {True: "prompt tokens only", False: "all tokens"}
     return (

@@ -8,9 +8,12 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from preft_cli.adapters.sources import Kind
+from preft_cli.reasons import without_path as without_path
 
 Target = Literal["store", "peft"]
 Action = Literal["convert", "check"]
+Status = Literal["converted", "unchanged", "checked"]
+"""`unchanged`: the file at `path` came from the same files in the same way, and was left as it is."""
 
 SCHEMA_VERSION = 1
 
@@ -31,11 +34,6 @@ class FailedItem(_Document):
         return cls(source=str(source), reason=without_path(source, reason))
 
 
-def without_path(source: Path | str, reason: str) -> str:
-    """`reason` without a leading `source`."""
-    return reason.removeprefix(f"{source}: ").removeprefix(f"{source} ")
-
-
 class PlannedItem(_Document):
     """One adapter, before it is read."""
 
@@ -44,6 +42,8 @@ class PlannedItem(_Document):
     name: str
     method: str | None
     """None: what the file says."""
+    dtype: str | None
+    """The type to store the weights in. None: the adapter's own."""
     path: str
     """The file or folder to write, or to check."""
     replaces: bool
@@ -58,6 +58,8 @@ class ConvertPlan(_Document):
     to: Target
     base: str
     store: str
+    dtype: str | None
+    """The type to store weights in. None: each adapter's own (with `auto`, also if the base model is not here yet)."""
     items: list[PlannedItem]
     failed: list[FailedItem]
     notes: list[str] = Field(default_factory=list)
@@ -68,8 +70,11 @@ class ConvertedItem(_Document):
     """One adapter that was written, or that passed the check."""
 
     name: str
+    status: Status
     method: str
     rank: int
+    dtype: str
+    """The type of the weights in `path`."""
     source: str
     path: str
     bytes: int

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from engine_patch.errors import PreftError
 from preft_cli.config.schema import PreftConfig
+from preft_cli.convert.dtype import served_dtype
 from preft_cli.convert.plan import plan_convert
-from preft_cli.convert.results import ConvertedItem, ConvertPlan, ConvertResult, FailedItem, PlannedItem, Target
-from preft_cli.errors import UserError
+from preft_cli.convert.results import ConvertedItem, ConvertPlan, ConvertResult, FailedItem, Target
+from preft_cli.convert.stamp import unchanged
+from preft_cli.convert.workers import Outcome, cores, in_processes
 
 if TYPE_CHECKING:
-    from engine_patch.adapter import Adapter
-    from engine_patch.store import Header
-    from preft_cli.adapters.base import BaseFacts, Loaded
+    from engine_patch.base_model import BaseFingerprint
+    from preft_cli.adapters.base import BaseFacts
+    from preft_cli.models import BaseModel
 
 __all__ = ["ConvertPlan", "ConvertResult", "convert", "plan_convert"]
+
+SECONDS_A_BYTE = 1 / 100e6
+SECONDS_AN_ADAPTER = 0.01
+START_S = 8.0
+"""What one core takes for an adapter, and to start a worker (it loads torch): measured on two busy cores."""
 
 
 def convert(
@@ -30,123 +37,112 @@ def convert(
     to: Target = "store",
     out: Path | None = None,
     check: bool = False,
+    jobs: int | None = None,
+    force: bool = False,
 ) -> ConvertResult:
     """Convert (or with `check` verify) every adapter at `sources`; see `plan_convert` for what goes where.
 
-    One that fails never stops the others: it is in `failed` with its reason. Warnings and progress go to stderr.
+    One that fails never stops the others: it is in `failed` with its reason. What the store holds already is left as it
+    is, unless `force`d. `jobs` processes share the work; None: as many as there are cores, if that is faster; 1: none but
+    this one. Warnings and progress go to stderr.
 
     Raises:
         UserError: options that contradict each other, or a base model that cannot be had.
     """
-    from preft_cli.console import progress, say, warn
+    from preft_cli.console import say, warn
 
     plan = plan_convert(sources, config, root, name=name, method=method, to=to, out=out, check=check)
     for note in plan.notes:
         say(note)
-    converted: list[ConvertedItem] = []
-    failed = list(plan.failed)
+    outcomes: list[Outcome] = []
     if plan.items:
-        base = _base(plan.base, root)
-        with progress("checking" if check else "converting", total=len(plan.items), unit="adapters") as bar:
-            for item in plan.items:
-                try:
-                    converted.append(_check(item, base) if check else _convert(item, base, to))
-                except (UserError, PreftError, OSError) as error:
-                    failed.append(FailedItem.of(item.source, _reason(error, item)))
-                else:
-                    for note in converted[-1].notes:
-                        warn(f"{item.name}: {note}")
-                bar.advance(note=item.name)
+        from preft_cli.models import resolve
+
+        base = resolve(plan.base, root)
+        plan = _with_dtype(plan, config, base)
+        outcomes = _outcomes(plan, base, jobs, force or check or to == "peft")
+    converted = [outcome for outcome in outcomes if isinstance(outcome, ConvertedItem)]
+    for item in converted:
+        for note in item.notes:
+            warn(f"{item.name}: {note}")
+    failed = [*plan.failed, *(outcome for outcome in outcomes if isinstance(outcome, FailedItem))]
     return ConvertResult(
         action=plan.action, to=to, base=plan.base, store=plan.store, converted=converted, failed=failed
     )
 
 
-def _base(name: str, root: Path) -> BaseFacts:
+def _with_dtype(plan: ConvertPlan, config: PreftConfig, base: BaseModel) -> ConvertPlan:
+    """The plan, now that the base model is here for sure: `auto` may have needed it."""
+    from preft_cli.models.peek import read_config
+
+    if plan.to == "peft" or plan.action == "check":
+        return plan
+    dtype = served_dtype(config, read_config(base.path))
+    items = [item.model_copy(update={"dtype": dtype}) for item in plan.items]
+    return plan.model_copy(update={"dtype": dtype, "items": items})
+
+
+def _outcomes(plan: ConvertPlan, base: BaseModel, jobs: int | None, force: bool) -> list[Outcome]:
+    """What became of each item, in the plan's order."""
+    from preft_cli.console import progress, say
+
+    done: dict[int, Outcome] = {}
+    if not force:
+        fingerprint = _fingerprint(base)
+        found = ((at, unchanged(item, fingerprint)) for at, item in enumerate(plan.items))
+        done = {at: outcome for at, outcome in found if outcome is not None}
+    left = [at for at in range(len(plan.items)) if at not in done]
+    if not left:
+        return [done[at] for at in sorted(done)]
     from preft_cli.adapters.base import BaseFacts
-    from preft_cli.models import resolve
 
-    return BaseFacts.of(resolve(name, root))
-
-
-def _reason(error: Exception, item: PlannedItem) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        at = f" ({error.filename})" if error.filename else ""  # it may be the source that could not be read
-        return f"cannot convert to {item.path}: {error.strerror}{at}; nothing was changed there"
-    return str(error)
-
-
-def _convert(item: PlannedItem, base: BaseFacts, to: Target) -> ConvertedItem:
-    from preft_cli.convert.read import read_source
-
-    loaded = read_source(Path(item.source), item.kind, base, item.method)
-    return _write_peft(item, loaded) if to == "peft" else _write_store(item, loaded)
+    facts = BaseFacts.of(base)
+    doing = "checking" if plan.action == "check" else "converting"
+    try:
+        with progress(doing, total=len(left), unit="adapters") as bar, closing(_work(plan, left, facts, jobs)) as work:
+            for at, outcome in work:
+                done[at] = outcome
+                bar.advance(note=plan.items[at].name)
+    except KeyboardInterrupt:
+        say(f"{len(done)} of {len(plan.items)} adapters are done and stay; run the same again for the others")
+        raise
+    return [done[at] for at in sorted(done)]
 
 
-def _write_store(item: PlannedItem, loaded: Loaded) -> ConvertedItem:
-    from engine_patch.store import read_header, write_adapter
+def _fingerprint(base: BaseModel) -> BaseFingerprint:
+    """The base model's, without loading Transformers: fields that its config leaves to a default are not compared."""
+    from engine_patch.base_model import BaseFingerprint, weights_digest
+    from preft_cli.models.peek import read_config
 
-    path = Path(item.path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    before = None
-    if path.exists():
-        try:
-            before = read_header(path).digest
-        except PreftError:
-            before = "damaged"
-    header = write_adapter(path, loaded.adapter)
-    notes = list(loaded.warnings)
-    if before not in (None, header.digest):
-        notes.append(f"replaced {path}, which held another adapter (content digest {str(before)[:12]})")
-    return _done(
-        item,
-        header,
-        header.digest,
-        path.stat().st_size,
-        replaced=before if before != header.digest else None,
-        notes=notes,
-    )
+    weights = None if base.random else weights_digest(base.path)
+    return BaseFingerprint.from_hf_config(read_config(base.path) or {}, weights=weights)
 
 
-def _write_peft(item: PlannedItem, loaded: Loaded) -> ConvertedItem:
-    from engine_patch.rule import is_prefill_only
-    from preft_cli.adapters.peft_out import write_peft
+def _work(plan: ConvertPlan, left: list[int], base: BaseFacts, jobs: int | None) -> Generator[tuple[int, Outcome]]:
+    """Do the items at the positions `left`; yields the position and the outcome of each, as they end."""
+    from preft_cli.convert.work import do_item
 
-    adapter, notes = loaded.adapter, list(loaded.warnings)
-    files = write_peft(Path(item.path), adapter)
-    if is_prefill_only(adapter.method):
-        notes.append(
-            f"{adapter.method} acts on prompt tokens only, and stock loaders would apply it to all tokens: its files "
-            f"are named {' and '.join(f.name for f in files)}, which they do not read. --method lora writes a stock "
-            "PEFT folder and changes what the adapter computes"
-        )
-    return _done(item, adapter, adapter.digest(), sum(file.stat().st_size for file in files), notes=notes)
-
-
-def _done(item: PlannedItem, made: Adapter | Header, digest: str, size: int, **more: Any) -> ConvertedItem:
-    """The line of the result for `item`; `size` in bytes."""
-    return ConvertedItem(
-        name=item.name,
-        method=made.method,
-        rank=made.rank,
-        source=item.source,
-        path=item.path,
-        bytes=size,
-        digest=digest,
-        **more,
-    )
+    todo = {at: plan.items[at] for at in left}
+    count = jobs or _worth(plan, left)
+    if count > 1 and len(todo) > 1:
+        with closing(in_processes(list(todo.values()), base, plan.action, plan.to, count)) as ended:
+            for index, outcome in ended:
+                todo.pop(left[index])
+                yield left[index], outcome
+    for at, item in todo.items():
+        yield at, do_item(item, base, plan.action, plan.to)
 
 
-def _check(item: PlannedItem, base: BaseFacts) -> ConvertedItem:
-    """Verify one `.preft` file; for another kind of source, that the store's file of it holds the same."""
-    from preft_cli.convert.read import read_source, read_store_file
+def _worth(plan: ConvertPlan, left: list[int]) -> int:
+    """How many processes pay for their start."""
+    size = sum(_bytes(Path(plan.items[at].source)) for at in left)
+    seconds = size * SECONDS_A_BYTE + len(left) * SECONDS_AN_ADAPTER
+    return min(cores(), int(seconds / START_S) + 1)
 
-    path = Path(item.path)
-    if not path.is_file():
-        raise UserError(f"{path} does not exist; convert {item.source} first")
-    adapter = read_store_file(path, base)
-    if item.kind != "store-file":
-        source = read_source(Path(item.source), item.kind, base, adapter.method).adapter
-        if source.digest() != adapter.digest():
-            raise UserError(f"{path} holds other weights than {item.source}; convert it again")
-    return _done(item, adapter, adapter.digest(), path.stat().st_size)
+
+def _bytes(source: Path) -> int:
+    try:
+        files = list(source.iterdir()) if source.is_dir() else [source]
+        return sum(file.stat().st_size for file in files)
+    except OSError:
+        return 0

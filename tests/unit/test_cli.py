@@ -263,20 +263,38 @@ def test_relative_paths_start_at_the_config_but_on_the_command_line_here(run: Ru
     assert seen["sources"] == []  # convert itself knows the default: the adapter of preft train
     assert (seen["store"], seen["root"]) == (Path("store"), tmp_path / "project")
     assert (seen["name"], seen["method"], seen["to"], seen["out"], seen["check"]) == (None, None, "store", None, False)
-    arguments = ["a", "b", "--store", "s", "--method", "lorap", "--to", "peft", "--out", "o", "--check"]
+    assert (seen["jobs"], seen["force"]) == (None, False)
+    arguments = [
+        "a",
+        "b",
+        "--store",
+        "s",
+        "--method",
+        "lorap",
+        "--to",
+        "peft",
+        "--out",
+        "o",
+        "--check",
+        "-j",
+        "3",
+        "--force",
+    ]
     run("convert", "-c", "project/preft.yaml", "--set", "convert.store=ignored", *arguments)
     assert (seen["sources"], seen["store"]) == ([tmp_path / "a", tmp_path / "b"], tmp_path / "s")
     assert (seen["method"], seen["to"], seen["out"], seen["check"]) == ("lorap", "peft", tmp_path / "o", True)
+    assert (seen["jobs"], seen["force"]) == (3, True)
 
 
 def test_convert_lists_what_failed_and_exits_1(run: Run, fake: Any) -> None:
-    item = SimpleNamespace(name="a", method="lorap", rank=4, bytes=2_000_000, path=Path("store/a.preft"))
+    numbers = {"method": "lorap", "rank": 4, "dtype": "bfloat16", "bytes": 2_000_000}
+    item = SimpleNamespace(name="a", **numbers, path=Path("store/a.preft"), status="converted")
     bad = SimpleNamespace(source=Path("b"), reason="no [weights]")
     result = SimpleNamespace(converted=[item], failed=[bad])
     fake("preft_cli.convert.run", convert=lambda *_, **__: result)
     code, out, err = run("convert", "a", "b")
     assert code == 1
-    assert out == "a: lorap, rank 4, 2.0 MB, store/a.preft\n"
+    assert out == "a: lorap, rank 4, bfloat16, 2.0 MB, store/a.preft\n"
     assert "warning: not converted: b: no [weights]\n" in err
 
 
