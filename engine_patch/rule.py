@@ -6,16 +6,17 @@ them can mean something else (arXiv 2605.14217). The reference of the tests does
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-import numpy as np
-import numpy.typing as npt
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 PREFILL_ONLY_METHODS = frozenset({"lorap"})
 ALL_TOKEN_METHODS = frozenset({"lora"})
 METHODS = PREFILL_ONLY_METHODS | ALL_TOKEN_METHODS
 
-Positions = TypeVar("Positions", int, npt.NDArray[np.int64])
+Positions = TypeVar("Positions", int, "npt.NDArray[np.int64]")
 
 
 def is_prefill_only(method: str) -> bool:
@@ -34,5 +35,7 @@ def num_adapted(num_prompt_tokens: Positions, start: Positions, count: Positions
 
     Works on integers and, element by element, on arrays `[num_requests]`.
     """
+    import numpy as np  # here, since the methods' names are read by commands that start without it
+
     adapted: Positions = np.clip(num_prompt_tokens - start, 0, count)
     return adapted

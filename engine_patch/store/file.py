@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine_patch.errors import PreftError
+from engine_patch.rule import METHODS
 from engine_patch.store.atomic import atomic_write
 from engine_patch.store.digest import chunk_digest, chunks, content_digest, pages_digest
 from engine_patch.store.folder import adapter_name, check_name
@@ -63,7 +64,7 @@ def encode(adapter: Adapter) -> tuple[Header, memoryview]:
     return header, pages
 
 
-def read_header(path: Path) -> Header:
+def read_header(path: Path | str) -> Header:
     """Read and check only the header of `path`; neither torch nor the tensors are touched.
 
     Raises:
@@ -80,9 +81,7 @@ def read_header(path: Path) -> Header:
         raise PreftError(f"cannot read {path}: {error.strerror}") from error
 
 
-def _read_header(descriptor: int, path: Path) -> Header:
-    from engine_patch.rule import METHODS  # numpy, which plans do without
-
+def _read_header(descriptor: int, path: Path | str) -> Header:
     size = os.fstat(descriptor).st_size
     start = os.pread(descriptor, PAGE_BYTES, 0)  # most headers are no longer
     length = struct.unpack("<Q", start[:8])[0] if len(start) >= 8 else 0
@@ -182,5 +181,5 @@ def check_layout(header: Header, path: Path) -> Any:
     return layout
 
 
-def _truncated(path: Path, size: int, expected: str) -> str:
+def _truncated(path: Path | str, size: int, expected: str) -> str:
     return f"{path} is truncated or half-written: it has {size} bytes and {expected}; convert the adapter again"

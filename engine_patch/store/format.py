@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
+from pydantic_core import from_json
+
 from engine_patch.base_model import BaseFingerprint
 from engine_patch.errors import PreftError
 from engine_patch.store.layout import PAGE_BYTES, ModuleLayout, PageLayout, join_module, plan_pages, split_module
@@ -137,7 +139,7 @@ def decode_header(encoded: bytes, where: str) -> Header:
         PreftError: not a `.preft` file, another version, or a damaged header.
     """
     try:
-        table = json.loads(encoded)
+        table = from_json(encoded)  # three times as fast as json's, ten thousand times a listing
         metadata = table["__metadata__"]
         if metadata["format"] != "preft":
             raise KeyError("format")
@@ -161,7 +163,7 @@ def decode_header(encoded: bytes, where: str) -> Header:
 def _parse(pages: dict[str, Any], metadata: dict[str, str], header_bytes: int) -> Header:
     if _checksum(metadata["adapter"], metadata["kind"]) != metadata["crc32"]:
         raise ValueError("checksum")
-    own = json.loads(metadata["adapter"])
+    own = from_json(metadata["adapter"])
     base, groups = _parse_kind(metadata["kind"])
     num_pages, page_elements = pages["shape"]
     begin, end = pages["data_offsets"]

@@ -50,7 +50,7 @@ def list_adapters(store: Path, sort: Sort = "name") -> StoreList:
     return StoreList(store=str(store), adapters=rows, broken=broken)
 
 
-def facts(name: str, header: Header, path: Path) -> dict[str, Any]:
+def facts(name: str, header: Header, path: Path | str) -> dict[str, Any]:
     """The fields of a `StoreRow`.
 
     Raises:

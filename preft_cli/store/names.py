@@ -18,7 +18,8 @@ def pick(store: Path, names: Sequence[str]) -> dict[str, Path]:
         PreftError: the folder cannot be read.
     """
     listing = scan_store(store)
-    files = listing.files | {adapter_name(path): path for path, _ in listing.rejected}
+    files = {name: Path(path) for name, path in listing.files.items()}
+    files |= {adapter_name(path): path for path, _ in listing.rejected}
     unknown = [name for name in names if name not in files]
     if unknown:
         raise UserError("\n".join(_unknown(name, files, store) for name in unknown))

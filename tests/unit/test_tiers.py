@@ -26,12 +26,12 @@ PAGES = 4
 def bring(found: AdapterTiers, *refs: AdapterRef) -> list[int]:
     """Ask until all have arrived, as the scheduler does, then take them as a step."""
     paths = [ref.encode() for ref in refs]
-    for _ in range(1000):
-        missing = found.want([], paths, 0.01)
+    deadline = time.monotonic() + 20
+    while missing := found.want([], paths, 0.01):
         assert not any(missing.values()), missing
-        if not missing:
-            return found.activate(paths)
-    raise AssertionError("it never came")
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.001)
+    return found.activate(paths)
 
 
 def same_weights(adapter: Adapter, found: AdapterTiers, slot: int) -> None:
