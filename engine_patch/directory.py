@@ -135,10 +135,19 @@ class AdapterDirectory:
 
     def _take(self, name: str) -> AdapterRef | None:
         """Check the file, link it and verify every byte; None if it was replaced meanwhile."""
-        own = self._live.keep(self._checked(name))
-        if own is not None:
-            verify_pages(own.path, read_header(own.path))
-        return own
+        for last in (False, True):
+            own = self._live.keep(self._checked(name))
+            if own is None:
+                return None
+            try:
+                verify_pages(own.path, read_header(own.path))
+                return own
+            except PreftError:
+                # Perhaps only our link is damaged: somebody wrote into a former file of this content. So once more.
+                self._live.discard(own.digest)
+                if last:
+                    raise
+        return None
 
     def _checked(self, name: str) -> AdapterRef:
         path = self.find(name)

@@ -49,6 +49,10 @@ class LiveFiles:
             aside.replace(own)
         return AdapterRef(own, ref.method, ref.digest)
 
+    def discard(self, digest: str) -> None:
+        """Delete the link of a content that turned out to be damaged."""
+        (self._folder / f"{digest}{SUFFIX}").unlink(missing_ok=True)
+
     def retire(self, digest: str) -> None:
         """A name stopped to stand for `digest`."""
         self._retired[digest] = time.monotonic()
@@ -62,4 +66,4 @@ class LiveFiles:
         """Delete the links of retired contents."""
         for digest in digests:
             if self._retired.pop(digest, None) is not None:
-                (self._folder / f"{digest}{SUFFIX}").unlink(missing_ok=True)
+                self.discard(digest)

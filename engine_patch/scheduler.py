@@ -127,7 +127,8 @@ def first_without_slot(scheduler: Any) -> Any:
 def admitted(scheduler: Any, request: Any) -> bool:
     """Whether the scheduler's gate (see `readiness`), if it has one, lets a waiting request pass."""
     gate = getattr(scheduler, "preft_gate", None)
-    return gate is None or bool(gate.admits(request))
+    failed = request.request_id in scheduler.grammar_compile_error_reqs  # ends with an error after this step
+    return not failed and (gate is None or bool(gate.admits(request)))
 
 
 def adapter_of(request: Any) -> int:

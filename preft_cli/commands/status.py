@@ -9,6 +9,7 @@ import typer
 from preft_cli.commands.options import Config, Json, Set, load_config
 
 if TYPE_CHECKING:
+    from engine_patch.pool.counters import TierCounters
     from preft_cli.serving.status import ServerStatus
 
 
@@ -43,7 +44,7 @@ def command(
 
 
 def _print(url: str, status: ServerStatus) -> None:
-    """Two lines for the server, one for each process."""
+    """Two lines for the server, one for the adapters of each worker, one for each process."""
     from preft_cli.console import out
 
     def line(text: str) -> None:
@@ -52,9 +53,18 @@ def _print(url: str, status: ServerStatus) -> None:
     adapters = status.adapters
     line(f"{url}: {'live' if status.live else 'NOT LIVE'}, preft {status.preft}, {status.vllm}")
     line(
-        f"{adapters.listed} adapters listed, {adapters.admitted} loaded so far, {adapters.gpu_slots} slots;"
+        f"{adapters.listed} adapters listed, {adapters.admitted} asked for so far, {adapters.gpu_slots} slots;"
         f" prefix caching {'on' if status.prefix_caching else 'off'}"
     )
+    for number, pools in enumerate(status.pools):
+        tiers = [f"{name} {_tier(tier)}" for name, tier in (("device", pools.device), ("host", pools.host))]
+        line(f"worker {number}: {'; '.join(tiers)}")
     for process in status.processes:
         missing = f", missing: {', '.join(process.missing)}" if process.missing else ""
         line(f"{'live' if process.live else 'NOT LIVE':8} process {process.pid}, {process.role}{missing}")
+
+
+def _tier(tier: TierCounters) -> str:
+    asked = tier.hits + tier.misses
+    hits = f", {tier.hits / asked:.0%} hits" if asked else ""
+    return f"{tier.used_bytes / 1e6:.1f} of {tier.capacity_bytes / 1e6:.1f} MB, {tier.adapters} adapters{hits}"

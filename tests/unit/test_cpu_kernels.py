@@ -8,6 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from engine_patch.kernels.reference import add_lora_reference, scale_to_bits
+
 kernels = pytest.importorskip("engine_patch.kernels.cpu", reason="needs vLLM")
 
 
@@ -18,49 +20,34 @@ def test_segments_are_runs_of_one_adapter() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_equals_token_by_token(seed: int) -> None:
-    """Random maps with base rows; two fused slices; more segments than requests."""
+    """Random maps with base rows; two fused slices; ranks and scales of each adapter its own; more segments than requests."""
     rng = random.Random(seed)
     torch.manual_seed(seed)
-    slots, rank, width, outs, tokens = 4, 8, 12, (10, 6), 23
+    slots, width, outs, tokens = 4, 12, (10, 6), 23
     wrapper = kernels.SegmentPunicaWrapper(max_num_batched_tokens=64, max_batches=2, device="cpu")
     layout: list[int | None] = [11, 12, None, 14]
     ids = [rng.choice([0, 0, 11, 12, 14]) for _ in range(tokens)]
     mapping = SimpleNamespace(index_mapping=tuple(ids), prompt_mapping=(0, 0), is_prefill=True)
     wrapper.update_metadata(mapping, layout, slots + 1, 100)
-    a = tuple(torch.randn(slots, 1, rank, width) for _ in outs)
-    b = tuple(torch.randn(slots, 1, out, rank) for out in outs)
+    pool = torch.randn(4000)
+    table = torch.zeros(slots, len(outs), 4, dtype=torch.int64)
+    for slot in range(slots):
+        for index in range(len(outs)):
+            rank, scale = rng.choice((0, 1, 5, 8)), rng.uniform(-2, 2)
+            table[slot, index] = torch.tensor([rng.randrange(2000), rng.randrange(2000), rank, scale_to_bits(scale)])
+    slices = torch.tensor([[0, 10], [10, 6]], dtype=torch.int32)
     x, y = torch.randn(tokens, width), torch.randn(tokens, sum(outs))
-    expected = y.double().clone()
-    for row, adapter_id in enumerate(ids):
-        if adapter_id:
-            slot = layout.index(adapter_id)
-            delta = [
-                bi[slot, 0].double() @ (ai[slot, 0].double() @ x[row].double()) for ai, bi in zip(a, b, strict=True)
-            ]
-            expected[row] += 0.5 * torch.cat(delta)
-    wrapper.add_lora_linear(y, x, a, b, 0.5, outs)
+    expected = y.double()
+    token_slots = torch.tensor([layout.index(id_) if id_ else -1 for id_ in ids])
+    add_lora_reference(expected, x.double(), pool.double(), table, slices, token_slots)
+    wrapper.add_lora_linear(y, x, (pool,), (table, slices), 1.0, outs)
     assert torch.allclose(y.double(), expected, atol=1e-4)
+    assert torch.equal(y[token_slots < 0].double(), expected[token_slots < 0])
 
 
-def test_the_lm_head_is_a_stock_adapters_alone() -> None:
-    """Rows without one stay as they are, and prompt log-probabilities come with more rows than are sampled."""
-    torch.manual_seed(0)
-    wrapper = kernels.SegmentPunicaWrapper(max_num_batched_tokens=64, max_batches=4, device="cpu")
-    a, b = torch.randn(2, 1, 4, 12), torch.randn(2, 1, 100, 4)
-    x, y = torch.randn(3, 12), torch.randn(3, 100)
-
-    def step(*sampling: int) -> None:
-        mapping = SimpleNamespace(index_mapping=(7, 7, 0), prompt_mapping=sampling, is_prefill=True)
-        wrapper.update_metadata(mapping, [None, 7], 3, 100)
-
-    step(0, 0, 0)
-    before = y.clone()
-    wrapper.add_lora_logits(y, x, a, b, 1.0)
-    many = torch.randn(9, 100)
-    wrapper.add_lora_logits(many, torch.randn(9, 12), a, b, 1.0)  # of a prompt
-    assert torch.equal(y, before)
-
-    step(0, 7, 0)
-    wrapper.add_lora_logits(y, x, a, b, 1.0)
-    assert torch.equal(y[[0, 2]], before[[0, 2]])
-    assert torch.allclose(y[1], before[1] + b[1, 0] @ (a[1, 0] @ x[1]), atol=1e-4)
+def test_a_layer_that_no_adapter_adapts_is_left_alone() -> None:
+    wrapper = kernels.SegmentPunicaWrapper(max_num_batched_tokens=64, max_batches=2, device="cpu")
+    wrapper.update_metadata(SimpleNamespace(index_mapping=(7, 7)), [7], 2, 100)
+    y = torch.ones(2, 4)
+    wrapper.add_lora_linear(y, torch.ones(2, 4), (), (), 1.0, (4,))
+    assert torch.equal(y, torch.ones(2, 4))

@@ -13,9 +13,11 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from engine_patch import frontend, loading, proved
-from engine_patch.base_model import BaseFingerprint
+from engine_patch import frontend, proved
+from engine_patch.directory import AdapterDirectory
 from engine_patch.errors import PreftError
+from engine_patch.manifest import Manifest
+from engine_patch.pool import manager
 from engine_patch.status import EVERYWHERE, RUNNERS
 from tests.unit.scheduling import adapter
 from tests.unit.test_proved import settings
@@ -28,8 +30,8 @@ LORAP, LORA = adapter("a"), adapter("b", "lora")
 def patched(upstream: None, tmp_path: Path) -> None:
     """What the plugin and the server replace, in this test alone."""
     proved.patch()
-    loading.patch()
-    frontend.patch(frontend.AdapterDirectory({}, BaseFingerprint(hidden_size=4), tmp_path))
+    manager.patch()
+    frontend.patch(AdapterDirectory(Manifest(adapters={}, base={"hidden_size": 4}), tmp_path))
 
 
 def test_all_of_it_is_registered() -> None:
@@ -44,15 +46,23 @@ def test_all_of_it_is_registered() -> None:
     assert set(ledger) == {
         *EVERYWHERE,
         *RUNNERS["vllm.v1.worker.cpu_model_runner"],
-        "vllm.lora.worker_manager.WorkerLoRAManager.__init__",
+        *(
+            f"vllm.lora.worker_manager.LRUCacheWorkerLoRAManager.{name}"
+            for name in ("add_adapter", "add_dummy_lora", "remove_adapter", "remove_all_adapters", "list_adapters")
+        ),
+        "vllm.lora.worker_manager.LRUCacheWorkerLoRAManager.pin_adapter",
+        "vllm.lora.model_manager.get_supported_lora_modules",
+        "vllm.lora.layers.column_parallel_linear.MergedColumnParallelLinearWithLoRA.create_lora_weights",
+        "vllm.lora.layers.column_parallel_linear.MergedQKVParallelLinearWithLoRA.create_lora_weights",
         "vllm.v1.core.block_pool.generate_block_hash_extra_keys",
         "vllm.v1.simple_kv_offload.manager.generate_block_hash_extra_keys",
         "vllm.entrypoints.generate.beam_search.offline.BeamSearchOfflineMixin.beam_search",
         "vllm.entrypoints.generate.beam_search.online.BeamSearchOnlineMixin.beam_search",
         "vllm.v1.engine.async_llm.AsyncLLM._add_streaming_input_request",
         "vllm.v1.request.Request.__init__",
-        "vllm.v1.worker.worker_base.WorkerBase.preft_status",
+        *(f"vllm.v1.worker.worker_base.WorkerBase.preft_{name}" for name in ("status", "want", "count", "limits")),
         "vllm.v1.engine.core.EngineCore.preft_status",
+        "vllm.v1.engine.core.EngineCore.preft_in_use",
     }
 
 
@@ -75,40 +85,29 @@ def test_the_server_does_not_come_to_listen(live: tuple[bool, ...], changed: dic
         asyncio.run(OpenAIServingModels.init_static_loras(SimpleNamespace(engine_client=engine)))
 
 
-def worker_manager(**changed: Any) -> Any:
-    """The parts of a worker's manager that the patches look at; adapter 5 is loaded, with other content."""
-    return SimpleNamespace(
-        preft_vllm_config=settings(changed),
-        preft_contents={5: ("lorap", "another")},
-        _adapter_manager=SimpleNamespace(get_adapter=lambda id_: id_ == 5 or None),
-    )
-
-
-def test_a_worker_loads_nothing_that_its_engine_may_not_serve() -> None:
-    from vllm.lora.worker_manager import WorkerLoRAManager
-
-    with pytest.raises(PreftError, match="not served with pipeline parallelism"):
-        WorkerLoRAManager._load_adapter(worker_manager(**{"parallel_config.pipeline_parallel_size": 2}), LORAP)
-
-
-def test_a_worker_takes_no_id_for_another_content() -> None:
+def test_pinning_is_refused_in_words() -> None:
     from vllm.lora.worker_manager import LRUCacheWorkerLoRAManager
 
-    with pytest.raises(PreftError, match="adapter id 5 stands for another adapter's weights"):
-        LRUCacheWorkerLoRAManager.add_adapter(worker_manager(), adapter("a", id_=5))
+    with pytest.raises(PreftError, match="adapters are not pinned"):
+        LRUCacheWorkerLoRAManager.pin_adapter(SimpleNamespace(), 5)
 
 
-def test_an_adapter_that_fails_while_it_fills_its_slot_is_not_taken_for_loaded() -> None:
-    """Upstream enters it first; the next request would be answered from a slot that is half filled."""
-    from vllm.lora.worker_manager import LRUCacheWorkerLoRAManager
+def test_a_layer_has_no_arrays_of_its_own() -> None:
+    from vllm.lora.layers.row_parallel_linear import RowParallelLinearWithLoRA
 
-    manager, removed = worker_manager(), []
-    manager.list_adapters = set
-    manager._adapter_manager.remove_adapter = removed.append
-    manager._load_adapter = lambda request: 1 / 0
-    with pytest.raises(ZeroDivisionError):
-        LRUCacheWorkerLoRAManager.add_adapter(manager, LORAP)
-    assert removed == [LORAP.lora_int_id]
+    layer = SimpleNamespace(n_slices=1, output_size=12)
+    RowParallelLinearWithLoRA.create_lora_weights(layer, 64, "config")
+    assert layer.lora_a_stacked == layer.lora_b_stacked == ()
+    assert (layer.output_slices, layer.lora_config) == ((12,), "config")
+
+
+def test_embeddings_and_the_lm_head_are_not_wrapped() -> None:
+    import torch
+    from vllm.lora import model_manager
+
+    model = torch.nn.Module()
+    model.embedding_modules = {"embed_tokens": "input_embeddings", "lm_head": "output_embeddings"}
+    assert model_manager.get_supported_lora_modules(model) == []
 
 
 @pytest.mark.parametrize("asked", [LORAP, [None, LORAP]])

@@ -11,12 +11,18 @@ from typing import Any
 
 import pytest
 
+from engine_patch.pool.counters import PoolCounters, TierCounters
 from preft_cli.app import main
 
 PROCESS = {"live": True, "role": "engine core", "pid": 7, "missing": [], "patched": ["a"]}
 ADAPTERS = {"listed": 3, "admitted": 1, "gpu_slots": 2}
+POOLS = PoolCounters(
+    device=TierCounters(capacity_bytes=64_000_000, used_bytes=16_000_000, adapters=2, hits=9, misses=1),
+    host=TierCounters(capacity_bytes=256_000_000),
+).model_dump()
 LIVE = {
-    "live": True, "preft": "0.1.0", "vllm": "vllm 0.32.0", "prefix_caching": True, "adapters": ADAPTERS, "processes": [PROCESS]
+    "live": True, "preft": "0.1.0", "vllm": "vllm 0.32.0", "prefix_caching": True, "adapters": ADAPTERS, "pools": [POOLS],
+    "processes": [PROCESS],
 }  # fmt: skip
 HALF = LIVE | {
     "live": False,
@@ -68,7 +74,8 @@ def test_says_what_each_process_says(
     if as_json:
         assert json.loads(said) == answer
     else:
-        assert "3 adapters listed, 1 loaded so far, 2 slots; prefix caching on" in said
+        assert "3 adapters listed, 1 asked for so far, 2 slots; prefix caching on" in said
+        assert "worker 0: device 16.0 of 64.0 MB, 2 adapters, 90% hits; host 0.0 of 256.0 MB, 0 adapters\n" in said
         assert ("NOT LIVE process 8, engine core, missing: x.Scheduler.schedule" in said) == (code == 1)
 
 
@@ -132,6 +139,8 @@ class Engine:
         return PROCESS | {"live": self._live[0]}
 
     async def collective_rpc(self, method: str) -> list[Any]:
+        if method == "preft_count":
+            return [POOLS for _ in self._live[1:]]
         return [PROCESS | {"live": live} for live in self._live[1:]]
 
 
@@ -144,7 +153,7 @@ def test_the_route_answers_200_only_if_every_process_is_live(live: tuple[bool, .
 
     app = FastAPI()
     app.state.engine_client = Engine(*live)
-    add_route(app, SimpleNamespace(paths={"a": 1, "b": 2}, admitted={"a": 1}))  # type: ignore[arg-type]
+    add_route(app, SimpleNamespace(names=lambda: {"a", "b"}, admitted={"a": 1}))  # type: ignore[arg-type]
     answer = testclient.TestClient(app).get("/preft/status")
     assert answer.status_code == code
     assert answer.json()["live"] == (code == 200)

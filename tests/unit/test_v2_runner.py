@@ -182,8 +182,8 @@ def test_a_slot_of_a_request_that_left_does_not_speak_for_the_next() -> None:
     runner.add("base", 50, 0, None)
     assert runner.step({"base": 50})[1:] == ((0,) * 50, [], 0)
     runner.remove("base")
-    runner.add("stock", 3, 3, LoRARequest("stock", 7, "/peft"), sampled=1)
-    assert runner.step({"stock": 1}) == ((7,), (7,), [runner.lora_state.lora_requests["stock"]], 1)
+    runner.add("all", 3, 3, adapter(7, "lora"), sampled=1)
+    assert runner.step({"all": 1}) == ((0,), (7,), [runner.lora_state.lora_requests["all"]], 1)
 
 
 def test_the_prefill_length_is_the_trap() -> None:
