@@ -49,8 +49,8 @@ class AdapterDirectory:
         self._live = LiveFiles(copies)
         self.admitted: dict[str, tuple[Stamp, Any]] = {}
         """By name: the file's stamp, and the `LoRARequest` for its content."""
-        self.refused: dict[str, int] = {}
-        """Names that cannot be listed, and the folder's modification time when this was said."""
+        self._refused: dict[str, Stamp | None] = {}
+        """Names that cannot be listed, and the stamp that their file had when this was said."""
         self._locks: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._seen: tuple[int, set[str]] = (-1, set())
 
@@ -83,10 +83,23 @@ class AdapterDirectory:
             self._seen = (changed, files - {*self.manifest.reserved, *self.manifest.base_names})
         return fixed | self._seen[1]
 
-    @property
-    def changed(self) -> int:
-        """Moves whenever a file comes to the folder, is replaced or goes."""
-        return self._seen[0]
+    def served_names(self) -> set[str]:
+        """All names but those whose files cannot be served."""
+        return {name for name in self.names() if not self.is_refused(name)}
+
+    def refuse(self, name: str) -> None:
+        """Remember that the file of `name`, as it is now, cannot be served."""
+        self._refused[name] = self._stamp(name)
+
+    def is_refused(self, name: str) -> bool:
+        """Whether the file of `name` is still the one that could not be served."""
+        return name in self._refused and self._refused[name] == self._stamp(name)
+
+    def _stamp(self, name: str) -> Stamp | None:
+        try:
+            return file_stamp(self.find(name), name)
+        except PreftError:
+            return None
 
     def first_request(self, name: str) -> Any:
         """The `LoRARequest` under which `name` is listed before anybody has asked for it.

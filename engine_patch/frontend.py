@@ -33,12 +33,12 @@ def list_names(directory: AdapterDirectory, lora_requests: dict[str, Any]) -> No
     for name in lora_requests.keys() - names:
         del lora_requests[name]
     for name in sorted(names - lora_requests.keys()):
-        if directory.refused.get(name) == directory.changed:
+        if directory.is_refused(name):
             continue
         try:
             lora_requests[name] = directory.first_request(name)
         except PreftError as error:
-            directory.refused[name] = directory.changed
+            directory.refuse(name)
             logger.error("not serving %s: %s", name, error)
 
 

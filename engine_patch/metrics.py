@@ -56,7 +56,7 @@ class PoolCollector:
                     for tier in ("device", "host"):
                         metric.add_metric([str(number), tier], getattr(getattr(worker, tier), name))
                 if name == "adapters":
-                    metric.add_metric(["server", "files"], len(self._directory.names()))
+                    metric.add_metric(["server", "files"], len(self._directory.served_names()))
                 yield metric
         for name, text in POOL_COUNTERS.items():
             metric = CounterMetricFamily(f"preft_{name}", text, labels=["worker"])

@@ -62,7 +62,9 @@ async def server_status(engine_client: Any, directory: AdapterDirectory) -> Serv
         vllm=f"{distribution} {version}",
         prefix_caching=bool(config.cache_config.enable_prefix_caching),
         adapters=AdapterCounts(
-            listed=len(directory.names()), admitted=len(directory.admitted), gpu_slots=config.lora_config.max_loras
+            listed=len(directory.served_names()),
+            admitted=len(directory.admitted),
+            gpu_slots=config.lora_config.max_loras,
         ),
         pools=[PoolCounters.model_validate(pool) for pool in pools],
         processes=processes,

@@ -22,7 +22,7 @@ import pytest
 import torch
 
 from engine_patch.adapter import Adapter
-from engine_patch.store.file import write_adapter
+from engine_patch.store.file import read_header, write_adapter
 from preft_cli.models.modules import linear_modules
 from tests.reference import MaskedReference, random_adapter
 
@@ -56,7 +56,8 @@ class Server:
         ]
         settings = ["dtype=float32", "max_model_len=512", "max_num_seqs=8"]
         # One adapter at a time, on the device and in host memory: every other request reads its file again.
-        settings += ["gpu_slots=1", "host_adapters=1", "vllm_args.block-size=32"]
+        one = read_header(folder / "everywhere.preft").num_bytes
+        settings += ["gpu_slots=1", f"gpu_pool={one}", f"host_pool={one}", "vllm_args.block-size=32"]
         options = [word for setting in settings for word in ("--set", f"serve.{setting}")]
         self.process = subprocess.Popen(
             [*command, *options], stderr=log.open("w"), stdout=subprocess.DEVNULL, cwd=folder.parent
@@ -285,6 +286,65 @@ def test_a_file_damaged_later_fails_alone(
     assert server.chat("everywhere", "hello", max_tokens=2)["choices"]
     (folder / "one.preft").write_bytes(kept)
     assert server.chat("one", "hello", max_tokens=2)["choices"]
+
+
+def test_adapters_come_and_go_while_the_server_runs(
+    server: Server, folder: Path, smollm2: Any, reference: MaskedReference
+) -> None:
+    new = random_adapter(linear_modules(smollm2), smollm2.fingerprint, seed=79, rank=4)
+    write_adapter(folder / "late.preft", new)
+    assert gap_to(new, server.chat("late", "What is a cat?", max_tokens=4, **LOGPROBS), reference) < 1e-3
+    assert "late" in [card["id"] for card in server.get("/v1/models")["data"]]
+    (folder / "late.preft").unlink()
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        server.chat("late", "What is a cat?")
+    assert caught.value.code == 404
+    assert "late" not in [card["id"] for card in server.get("/v1/models")["data"]]
+
+
+def test_a_rank_that_the_server_does_not_hold_is_refused_with_the_key(
+    server: Server, folder: Path, smollm2: Any
+) -> None:
+    write_adapter(folder / "large.preft", random_adapter(linear_modules(smollm2), smollm2.fingerprint, seed=1, rank=9))
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        server.chat("large", "hello")
+    assert caught.value.code == 400
+    assert "raise serve.max_lora_rank" in caught.value.read().decode()
+    (folder / "large.preft").unlink()
+
+
+def test_a_file_that_is_spoiled_after_it_was_admitted_fails_its_request_alone(server: Server, folder: Path) -> None:
+    """Somebody writes into the file, which also changes the server's link to it, and the engine has to read it again."""
+    kept = (folder / "one.preft").read_bytes()
+    server.chat("one", "hello", max_tokens=1)
+    stat = (folder / "one.preft").stat()
+    with (folder / "one.preft").open("r+b") as file:
+        file.seek(-50_000, 2)
+        file.write(b"spoiled")
+    os.utime(folder / "one.preft", ns=(stat.st_atime_ns, stat.st_mtime_ns))  # and nobody can tell
+    server.chat("everywhere", "hello", max_tokens=1)  # takes the only place
+    with ThreadPoolExecutor() as pool:
+        other = pool.submit(server.chat, "everywhere", "hello", max_tokens=30)
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            server.chat("one", "hello", max_tokens=2)
+        assert caught.value.code == 500
+        assert other.result()["choices"]
+    assert "is damaged: its content has the digest" in server.log.read_text()
+    assert metric(server, "preft_load_failures_total") >= 1
+    (folder / "one.preft").unlink()
+    (folder / "one.preft").write_bytes(kept)
+    assert server.chat("one", "hello", max_tokens=2)["choices"]
+
+
+def test_the_pools_count_and_never_hold_more_than_their_size(server: Server, folder: Path) -> None:
+    before = metric(server, "preft_tier_evictions_total")
+    for name in ("one", "everywhere", "one"):
+        server.chat(name, "hello", max_tokens=1)
+    assert metric(server, "preft_tier_evictions_total") - before >= 4  # two places, on the device and in host memory
+    size = read_header(folder / "everywhere.preft").num_bytes
+    assert metric(server, "preft_tier_capacity_bytes") == 2 * size
+    assert 0 < metric(server, "preft_tier_used_bytes") <= 2 * size
+    assert metric(server, "preft_step_waits_total") == 0
 
 
 def test_a_minute_of_replacing_and_asking_under_the_same_names(

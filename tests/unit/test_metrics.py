@@ -34,7 +34,7 @@ def client() -> Any:
 
     app, registry = FastAPI(), CollectorRegistry()
     app.state.engine_client = Engine()
-    collector = PoolCollector(SimpleNamespace(names=lambda: {"a", "b", "c"}))  # type: ignore[arg-type]
+    collector = PoolCollector(SimpleNamespace(served_names=lambda: {"a", "b", "c"}))  # type: ignore[arg-type]
     registry.register(collector)
     app.add_middleware(RefreshBeforeScrape, collector=collector)
     app.mount("/metrics", make_asgi_app(registry))

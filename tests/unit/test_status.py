@@ -153,7 +153,7 @@ def test_the_route_answers_200_only_if_every_process_is_live(live: tuple[bool, .
 
     app = FastAPI()
     app.state.engine_client = Engine(*live)
-    add_route(app, SimpleNamespace(names=lambda: {"a", "b"}, admitted={"a": 1}))  # type: ignore[arg-type]
+    add_route(app, SimpleNamespace(served_names=lambda: {"a", "b"}, admitted={"a": 1}))  # type: ignore[arg-type]
     answer = testclient.TestClient(app).get("/preft/status")
     assert answer.status_code == code
     assert answer.json()["live"] == (code == 200)
