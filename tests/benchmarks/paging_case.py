@@ -22,7 +22,7 @@ Times = dict[str, list[float]]
 """Seconds of each repetition, by what was measured."""
 
 WARM_UP = 3
-"""Repetitions that do not count: the first ones fill caches and compile nothing twice."""
+"""Repetitions that do not count."""
 
 
 class Case:
