@@ -10,9 +10,10 @@ import torch
 
 from engine_patch.base_model import BaseFingerprint
 from engine_patch.pool.share import Sharer
+from engine_patch.pool.tiers import AdapterTiers, parse
 from engine_patch.store.layout import PAGE_BYTES
 from tests.benchmarks import pool_cycles
-from tests.benchmarks.material import Shape
+from tests.benchmarks.material import Shape, random_adapter, write_ref
 
 HIDDEN, WIDE, LAYERS = 256, 512, 4
 GROWTH_BYTES = 24 << 20
@@ -56,3 +57,21 @@ def test_a_leak_of_what_is_loaded_is_noticed(tmp_path: Path, monkeypatch: pytest
     load = Sharer.load
     monkeypatch.setattr(Sharer, "load", leaky)
     assert cycles(tmp_path, 200).growth()["rss"] > 2 * GROWTH_BYTES
+
+
+def test_what_is_said_to_have_arrived_is_not_evicted_for_what_comes_before_it(tmp_path: Path) -> None:
+    """`first` is the device's least recently used and in no other pool, when `new` needs room: something else has to go."""
+    names = ("first", "second", "third", "new")
+    adapters = [random_adapter(SHAPE.base, SHAPE.modules, 8, seed) for seed in range(len(names))]
+    refs = {
+        name: write_ref(tmp_path / f"{name}.preft", one).encode() for name, one in zip(names, adapters, strict=True)
+    }
+    size = SHAPE.limits(8, torch.bfloat16, 1 << 62, 1 << 62).largest_pages() * PAGE_BYTES
+    limits = SHAPE.limits(8, torch.bfloat16, device_bytes=3 * size, host_bytes=2 * size)
+    tiers = AdapterTiers(SHAPE.layers(), limits, 2, torch.bfloat16, torch.device("cpu"))
+    for name in names[:3]:
+        tiers.activate([refs[name]])
+    digests = [parse(refs[name]).digest for name in ("new", "first")]
+    while tiers.want([], [refs["new"], refs["first"]], patience=1.0):
+        pass
+    assert all(digest in tiers.device.adapters for digest in digests)
