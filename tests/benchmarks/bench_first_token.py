@@ -17,115 +17,25 @@ from __future__ import annotations
 
 import argparse
 import os
-import random
 import tempfile
 from collections import defaultdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from engine_patch.adapter import DTYPES
-from engine_patch.pool.tiers import AdapterTiers
 from engine_patch.ref import AdapterRef
 from engine_patch.store.layout import PAGE_BYTES
 from preft_cli.bench.device import find_device, resolve_dtype
 from preft_cli.bench.plan import CPU_BLOCK_SIZE
 from preft_cli.models import linear_modules, resolve
 from tests.benchmarks import common, disk
-from tests.benchmarks.common import in_turn, say, seconds, spread, synchronise
+from tests.benchmarks.common import in_turn, say, seconds, spread
+from tests.benchmarks.latencies import PROMPT_TOKENS, Latencies
 from tests.benchmarks.material import Shape, random_adapter, write_ref
 
-PROMPT_TOKENS = 256
 WARM_UP = 3
 SLOTS = 4
-
-
-class Latencies:
-    """An engine in this process, its tiers, and adapters that are put where they are wanted."""
-
-    def __init__(self, llm: Any, refs: list[AdapterRef], vocab: int) -> None:
-        from engine_patch.requests import lora_request
-
-        self.llm, self.refs, self._rng, self._vocab = llm, refs, random.Random(0), vocab
-        # Made before files go cold: a server reads headers when it lists its folder.
-        self.requests = {ref.digest: lora_request(ref.path.stem, ref.path) for ref in refs}
-        self.tiers: AdapterTiers = llm.collective_rpc(lambda worker: worker.model_runner.lora_manager.preft)[0]
-        for ref in refs:
-            self.tiers.load(ref)
-        self._scratch = torch.empty_like(self._host_bytes(refs[0]), device=common.device())
-        self.cached: list[float] = []
-        """Share of each file that was in the page cache before it was read cold."""
-
-    def resident(self, ref: AdapterRef) -> float:
-        self.answer(ref)
-        self._expect(ref, host=True, device=True)
-        return seconds(lambda: self.answer(ref))
-
-    def host(self, ref: AdapterRef) -> float:
-        self.tiers.load(ref)
-        self._off_device(ref)
-        self._expect(ref, host=True, device=False)
-        return seconds(lambda: self.answer(ref))
-
-    def cold(self, ref: AdapterRef) -> float:
-        self._to_file(ref)
-        taken = seconds(lambda: self.answer(ref))
-        self._expect(ref, host=True, device=True)
-        return taken
-
-    def read(self, ref: AdapterRef) -> float:
-        self._to_file(ref)
-        host = self.tiers.host
-
-        def work() -> None:
-            host.start(ref)
-            while not host.ready(ref.digest):
-                host.wait([ref.digest], None)
-
-        return seconds(work)
-
-    def copy(self, ref: AdapterRef) -> float:
-        self.tiers.load(ref)
-        source = self._host_bytes(ref)
-
-        def work() -> None:
-            self._scratch.copy_(source, non_blocking=True)
-            synchronise()
-
-        return seconds(work)
-
-    def answer(self, ref: AdapterRef | None) -> None:
-        """One request from its arrival to its token."""
-        from vllm import SamplingParams
-        from vllm.inputs import TokensPrompt
-
-        prompt = TokensPrompt(prompt_token_ids=[self._rng.randrange(self._vocab) for _ in range(PROMPT_TOKENS)])
-        params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, detokenize=False)
-        request = self.requests[ref.digest] if ref else None
-        (output,) = self.llm.generate([prompt], params, use_tqdm=False, lora_request=request)
-        if len(output.outputs[0].token_ids) != 1:
-            raise RuntimeError(f"a request came back without its token: {output}")
-
-    def _host_bytes(self, ref: AdapterRef) -> torch.Tensor:
-        return self.tiers.host.adapters[ref.digest].bytes
-
-    def _off_device(self, ref: AdapterRef) -> None:
-        synchronise()
-        self.tiers.want([], [])  # no request is left
-        if ref.digest in self.tiers.device.adapters:
-            self.tiers.device.drop(ref.digest)
-
-    def _to_file(self, ref: AdapterRef) -> None:
-        self._off_device(ref)
-        self.tiers.forget(ref.digest)
-        self._expect(ref, host=False, device=False)
-        self.cached.append(disk.drop(ref.path))
-
-    def _expect(self, ref: AdapterRef, host: bool, device: bool) -> None:
-        found = (ref.digest in self.tiers.host.adapters, ref.digest in self.tiers.device.adapters)
-        if found != (host, device):
-            raise RuntimeError(f"the adapter is not where it should be measured: (host, device) is {found}")
 
 
 def engine_args(options: argparse.Namespace, path: Path, is_random: bool, pool_bytes: int) -> dict[str, Any]:
@@ -165,9 +75,8 @@ def main() -> None:
     if options.adapters < 6:
         parser.error("--adapters: at least 6, so that each state has one of its own")
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the tiers are set and looked into from here
-    options.dtype = {"auto": "bfloat16"}.get(options.dtype, options.dtype)
-    if find_device() == "cpu":
-        options.dtype = {"auto": "bfloat16"}.get(str(resolve_dtype("auto", "cpu")), "float32")
+    if options.dtype == "auto":  # float32 on a CPU that only emulates bfloat16
+        options.dtype = "float32" if resolve_dtype("auto", find_device()) == "float32" else "bfloat16"
     base = resolve(options.model)
     shape = Shape(options.model, base.hf_config, base.fingerprint, linear_modules(base))
     dtype = DTYPES[options.dtype]
@@ -197,11 +106,11 @@ def measure(
     for repetition in range(options.repeats + WARM_UP):
         own = [refs[(6 * repetition + index) % len(refs)] for index in range(5)]
         sides = {
-            "resident": lambda ref=own[0]: latencies.resident(ref),
-            "host": lambda ref=own[1]: latencies.host(ref),
-            "cold": lambda ref=own[2]: latencies.cold(ref),
-            "read": lambda ref=own[3]: latencies.read(ref),
-            "copy": lambda ref=own[4]: latencies.copy(ref),
+            "resident": partial(latencies.resident, own[0]),
+            "host": partial(latencies.host, own[1]),
+            "cold": partial(latencies.cold, own[2]),
+            "read": partial(latencies.read, own[3]),
+            "copy": partial(latencies.copy, own[4]),
             "base": lambda: seconds(lambda: latencies.answer(None)),
         }
         for name, taken in in_turn(sides, repetition).items():

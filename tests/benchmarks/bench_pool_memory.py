@@ -11,6 +11,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+import torch
+
 from tests.benchmarks import common, pool_cycles
 from tests.benchmarks.material import Shape
 
@@ -47,6 +49,8 @@ def main() -> None:
         "waste": found.waste,
         "waste_of": "bytes in a pool over the bytes of A and B of each module at its own rank; 1: none",
         "counters": found.counters,
+        # Against the host pool's capacity: the allocator of pinned memory may round a pool up by much.
+        "pinned_memory": dict(torch.cuda.host_memory_stats()) if torch.cuda.is_available() else None,
         "samples": found.samples,
     }
     common.write(options.out, result)

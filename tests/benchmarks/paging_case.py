@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import defaultdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -137,9 +138,9 @@ class Case:
             files = [self.refs[ours].path, self.refs[plain].path, self.folders[theirs]]
             shares.append(max([disk.drop(file) for file in files]))
             sides = {
-                "file_to_host": lambda index=ours: self.file_to_host(index),
-                "dd": lambda index=plain: disk.dd_seconds(self.refs[index].path),
-                "stock_load": lambda index=theirs: self.stock_load(index),
+                "file_to_host": partial(self.file_to_host, ours),
+                "dd": partial(disk.dd_seconds, self.refs[plain].path),
+                "stock_load": partial(self.stock_load, theirs),
             }
             for times in (cold, warm):
                 for name, taken in in_turn(sides, repetition).items():

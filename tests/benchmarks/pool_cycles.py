@@ -36,7 +36,7 @@ HOST_SHARE, DEVICE_SHARE = 1 / 3, 1 / 6
 SETTLED = 100
 """Cycles after which memory must not grow: pools, thread stacks and the allocator's own stores are in use by then."""
 
-SAMPLE_EVERY = 10
+SAMPLE_EVERY = 20
 STUCK_S = 60.0
 
 
