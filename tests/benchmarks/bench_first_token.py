@@ -19,6 +19,7 @@ import argparse
 import os
 import tempfile
 from collections import defaultdict
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -105,7 +106,7 @@ def measure(
     times: dict[str, list[float]] = defaultdict(list)
     for repetition in range(options.repeats + WARM_UP):
         own = [refs[(6 * repetition + index) % len(refs)] for index in range(5)]
-        sides = {
+        sides: dict[str, Callable[[], float]] = {
             "resident": partial(latencies.resident, own[0]),
             "host": partial(latencies.host, own[1]),
             "cold": partial(latencies.cold, own[2]),
