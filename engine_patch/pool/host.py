@@ -15,10 +15,14 @@ from engine_patch.pool.counters import TierCounters
 from engine_patch.pool.share import Share, Sharer
 from engine_patch.ref import AdapterRef
 from engine_patch.store.file import check_layout, read_header
+from engine_patch.store.format import Header
 from engine_patch.store.layout import PAGE_BYTES
 
 LOADERS = 4
 """Adapters that are read side by side."""
+
+REMEMBERED = 16384
+"""Adapters whose layout is remembered; then it begins anew."""
 
 
 @dataclass(eq=False)
@@ -38,27 +42,36 @@ class HostTier:
 
     def __init__(self, num_bytes: int, sharer: Sharer, pin: bool) -> None:
         self._arena = Arena(num_bytes // PAGE_BYTES)
-        self._buffer = torch.empty(self._arena.num_pages * PAGE_BYTES, dtype=torch.uint8, pin_memory=pin)
+        self._buffer = torch.empty(self._arena.num_pages * PAGE_BYTES, dtype=torch.uint8)
+        if pin:
+            pin_memory(self._buffer)
         self._sharer = sharer
         self._loaders = ThreadPoolExecutor(LOADERS, "preft-load")
         self._readers = ThreadPoolExecutor(min(8, os.cpu_count() or 1), "preft-read")
+        self._inspections: dict[str, Future[Share]] = {}
+        self._shares: dict[str, Share] = {}
+        """Of adapters that were looked at: asking again for one without room costs nothing."""
         self.adapters: dict[str, HostAdapter] = {}
         self.wanted: set[str] = set()
         """Not to be evicted."""
         self.counters = TierCounters(capacity_bytes=self._arena.num_pages * PAGE_BYTES)
 
     def start(self, ref: AdapterRef) -> bool:
-        """Begin to load an adapter that is not here; False if there is no room for it now.
+        """Begin to load an adapter that is not here; False if it has yet to be looked at, or there is no room for it now.
 
         Raises:
             PreftError: the file is gone, damaged, holds something else by now, or does not fit the engine.
         """
-        header = read_header(ref.path)
-        if (header.method, header.digest) != (ref.method, ref.digest):
-            raise PreftError(f"{ref.path} was replaced while a request for its former content was waiting; ask again")
-        check_layout(header, ref.path)
-        self._sharer.limits.check(header, ref.path)
-        share = self._sharer.share(header)
+        share = self._shares.get(ref.digest)
+        if share is None:
+            looking = self._inspections.pop(ref.digest, None) or self._loaders.submit(self._inspect, ref)
+            if not looking.done():
+                self._inspections[ref.digest] = looking
+                return False
+            share = looking.result()
+            if len(self._shares) >= REMEMBERED:
+                self._shares.clear()
+            self._shares[ref.digest] = share
         run, evicted = self._arena.place(ref.digest, share.layout.num_pages, self._evictable)
         for digest in evicted:
             del self.adapters[digest]
@@ -66,11 +79,27 @@ class HostTier:
         if run is None:
             return False
         part = self._buffer[run.start * PAGE_BYTES : run.stop * PAGE_BYTES]
-        loading = self._loaders.submit(self._sharer.load, ref.path, header, part, self._readers.map)
-        self.adapters[ref.digest] = HostAdapter(share, part, loading)
+        self.adapters[ref.digest] = HostAdapter(share, part, self._loaders.submit(self._load, ref, part))
         self.counters.misses += 1
         self.counters.loaded_bytes += share.num_bytes
         return True
+
+    def _inspect(self, ref: AdapterRef) -> Share:
+        """Look at the file's header, in a thread: a slow disk must not hold up the engine's steps."""
+        header = self._header(ref)
+        check_layout(header, ref.path)
+        self._sharer.limits.check(header, ref.path)
+        return self._sharer.share(header)
+
+    def _load(self, ref: AdapterRef, part: torch.Tensor) -> None:
+        self._sharer.load(ref.path, self._header(ref), part, self._readers.map)
+
+    @staticmethod
+    def _header(ref: AdapterRef) -> Header:
+        header = read_header(ref.path)
+        if (header.method, header.digest) != (ref.method, ref.digest):
+            raise PreftError(f"{ref.path} was replaced while a request for its former content was waiting; ask again")
+        return header
 
     def ready(self, digest: str) -> bool:
         """Whether `digest` is here as a whole.
@@ -95,11 +124,13 @@ class HostTier:
         self._arena.free(digest)
         del self.adapters[digest]
 
-    def wait(self, digests: list[str], seconds: float | None) -> None:
-        """Wait until one of the loads of `digests` is over, or so long."""
-        pending = [self.adapters[digest].loading for digest in digests if digest in self.adapters]
+    def wait(self, digests: list[str], seconds: float | None) -> bool:
+        """Wait until there is news of one of `digests`, or so long; False if none is on its way."""
+        pending: list[Future[Any]] = [self.adapters[digest].loading for digest in digests if digest in self.adapters]
+        pending += [self._inspections[digest] for digest in digests if digest in self._inspections]
         if pending:
             wait(pending, seconds, FIRST_COMPLETED)
+        return bool(pending)
 
     def _evictable(self, digest: str) -> bool:
         adapter = self.adapters[digest]
@@ -111,3 +142,16 @@ class HostTier:
         self.counters.used_bytes = self._arena.used * PAGE_BYTES
         self.counters.adapters = len(self.adapters)
         return self.counters
+
+
+def pin_memory(buffer: torch.Tensor) -> None:
+    """Lock `buffer` into memory as it is. PyTorch's own allocator would round its size up to a power of two.
+
+    Raises:
+        PreftError: the system does not allow so much.
+    """
+    error = torch.cuda.cudart().cudaHostRegister(buffer.data_ptr(), buffer.numel(), 0)  # type: ignore[no-untyped-call]
+    if int(error) != 0:
+        raise PreftError(
+            f"{buffer.numel() / 1e9:.1f} GB of host memory cannot be pinned (CUDA error {int(error)}); lower serve.host_pool"
+        )

@@ -22,6 +22,9 @@ from engine_patch.ref import AdapterRef, parse_ref
 NOT_YET = ""
 """The state of an adapter that is on its way."""
 
+ROOM_TIMEOUT_S = 60.0
+"""How long a step that was not announced waits for room in host memory."""
+
 
 class AdapterTiers:
     """Where every adapter of this worker is, and how it gets to the device."""
@@ -50,9 +53,11 @@ class AdapterTiers:
         self._running = {parse(path).digest for path in running}
         refs = {ref.digest: ref for ref in map(parse, waiting)}
         self.host.wanted = set(refs)
+        until = time.perf_counter() + patience
         missing = self._advance(refs)
-        if patience and len(missing) == len(refs) and not any(missing.values()):
-            self.host.wait(list(missing), patience)
+        while len(missing) == len(refs) and not any(missing.values()) and (left := until - time.perf_counter()) > 0:
+            if not self.host.wait(list(missing), left):
+                break
             missing = self._advance(refs)
         arrived = [digest for digest in refs if digest not in missing]
         fitting = self._fitting(arrived)
@@ -94,11 +99,10 @@ class AdapterTiers:
         return False
 
     def _bring_ahead(self, digests: list[str]) -> None:
-        """Copy the next ones to the device while a step is computed, if they need no room of a running request."""
-        ahead: set[str] = set()
+        """Copy the next ones to the device while a step is computed; none makes room for another, since all fit together."""
+        keep = self._running.union(digests)
         for digest in digests[: self._num_slots]:
-            ahead.add(digest)
-            if digest not in self.device.adapters and not self._bring(digest, self._running | ahead):
+            if digest not in self.device.adapters and not self._bring(digest, keep):
                 return
 
     def _bring(self, digest: str, keep: set[str]) -> bool:
@@ -140,12 +144,11 @@ class AdapterTiers:
         waited = False
         while not self._at_hand(ref):
             waited = True
-            if ref.digest in self.host.adapters:
-                self.host.wait([ref.digest], None)
-            elif time.perf_counter() - started > 60:
+            if self.host.wait([ref.digest], None):
+                continue
+            if time.perf_counter() - started > ROOM_TIMEOUT_S:
                 raise PreftError(f"no room in host memory for {ref.path}; raise serve.host_pool")
-            else:
-                time.sleep(0.001)
+            time.sleep(0.001)
         self.host.wanted = wanted_before
         if waited:
             self._waits += 1

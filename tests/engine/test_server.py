@@ -313,8 +313,11 @@ def test_a_rank_that_the_server_does_not_hold_is_refused_with_the_key(
     (folder / "large.preft").unlink()
 
 
-def test_a_file_that_is_spoiled_after_it_was_admitted_fails_its_request_alone(server: Server, folder: Path) -> None:
+def test_a_file_that_is_spoiled_after_it_was_admitted_fails_its_request_alone(
+    server: Server, folder: Path, smollm2: Any
+) -> None:
     """Somebody writes into the file, which also changes the server's link to it, and the engine has to read it again."""
+    write_adapter(folder / "one.preft", random_adapter(linear_modules(smollm2), smollm2.fingerprint, seed=80, rank=8))
     kept = (folder / "one.preft").read_bytes()
     server.chat("one", "hello", max_tokens=1)
     stat = (folder / "one.preft").stat()
