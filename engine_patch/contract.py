@@ -31,6 +31,12 @@ class Symbol:
 
 ENGINE_SYMBOLS = (
     Symbol(
+        "vllm.v1.engine.core",
+        "EngineCore._initialize_effective_attention_block_size",
+        "512ac564c7122aae",
+        "wrapped: gives the scheduler a way to ask the workers",
+    ),
+    Symbol(
         "vllm.lora.worker_manager",
         "LRUCacheWorkerLoRAManager",
         "b46dd3eaaff82ef1",
@@ -89,7 +95,7 @@ ENGINE_SYMBOLS = (
         "vllm.v1.engine.core",
         "EngineCore.__init__",
         "a828c07af25a054a",
-        "wrapped: gives the scheduler a way to ask the workers",
+        "loads plugins, makes the scheduler, then calls the next",
     ),
     Symbol("vllm.model_executor.layers.linear", "QKVParallelLinear.__init__", "d75b60cbaed5716a", "sizes of a layer"),
     Symbol(

@@ -116,16 +116,16 @@ def patch() -> None:
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.engine.core import EngineCore
 
-    def make_core(upstream: Any) -> Any:
-        def __init__(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
-            upstream(self, vllm_config, *args, **kwargs)
-            if vllm_config.lora_config:
+    def make_after_scheduler(upstream: Any) -> Any:
+        def _initialize_effective_attention_block_size(self: Any) -> None:
+            upstream(self)
+            if self.vllm_config.lora_config:
                 executor = self.model_executor
                 self.scheduler.preft_gate = AdapterGate(
-                    lambda *asked: executor.collective_rpc("preft_want", args=asked), unproved(vllm_config)
+                    lambda *asked: executor.collective_rpc("preft_want", args=asked), unproved(self.vllm_config)
                 )
 
-        return __init__
+        return _initialize_effective_attention_block_size
 
     def make_handle(upstream: Any) -> Any:
         def _handle_blocked_waiting_request(self: Any, request: Any) -> bool:
@@ -133,7 +133,8 @@ def patch() -> None:
 
         return _handle_blocked_waiting_request
 
-    replace(EngineCore, "__init__", make_core)
+    # Not `__init__`: in a process of its own, the engine core loads its plugins there. This it calls once the scheduler is made.
+    replace(EngineCore, "_initialize_effective_attention_block_size", make_after_scheduler)
     put(EngineCore, "preft_in_use", in_use)
     replace(Scheduler, "_handle_blocked_waiting_request", make_handle)
 

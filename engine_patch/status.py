@@ -18,7 +18,7 @@ EVERYWHERE = (
     "vllm.v1.core.kv_cache_utils.generate_block_hash_extra_keys",
     "vllm.v1.core.sched.scheduler.Scheduler.schedule",
     "vllm.v1.core.sched.scheduler.Scheduler._handle_blocked_waiting_request",
-    "vllm.v1.engine.core.EngineCore.__init__",
+    "vllm.v1.engine.core.EngineCore._initialize_effective_attention_block_size",
 )
 RUNNERS = {
     "vllm.v1.worker.cpu_model_runner": (
@@ -68,7 +68,10 @@ def worker_status(worker: Any) -> dict[str, Any]:
 
 def core_status(core: Any) -> dict[str, Any]:
     """What the engine core says, where scheduler and prefix cache live."""
-    return process_status("engine core", EVERYWHERE)
+    status = process_status("engine core", EVERYWHERE)
+    if core.vllm_config.lora_config and getattr(core.scheduler, "preft_gate", None) is None:
+        status |= {"live": False, "missing": [*status["missing"], "the scheduler's AdapterGate"]}
+    return status
 
 
 def patch() -> None:

@@ -59,9 +59,8 @@ class Server:
         one = read_header(folder / "everywhere.preft").num_bytes
         settings += ["gpu_slots=1", f"gpu_pool={one}", f"host_pool={one}", "vllm_args.block-size=32"]
         options = [word for setting in settings for word in ("--set", f"serve.{setting}")]
-        self.process = subprocess.Popen(
-            [*command, *options], stderr=log.open("w"), stdout=subprocess.DEVNULL, cwd=folder.parent
-        )
+        file = log.open("w")
+        self.process = subprocess.Popen([*command, *options], stderr=file, stdout=file, cwd=folder.parent)
 
     def wait_ready(self) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S
@@ -332,7 +331,7 @@ def test_a_file_that_is_spoiled_after_it_was_admitted_fails_its_request_alone(
             server.chat("one", "hello", max_tokens=2)
         assert caught.value.code == 500
         assert other.result()["choices"]
-    assert "is damaged: its content has the digest" in server.log.read_text()
+    assert "with adapter one fails:" in server.log.read_text()
     assert metric(server, "preft_load_failures_total") >= 1
     (folder / "one.preft").unlink()
     (folder / "one.preft").write_bytes(kept)

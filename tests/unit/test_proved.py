@@ -55,6 +55,12 @@ PROVED: dict[str, Any] = {
 }
 
 
+CORE = SimpleNamespace(
+    vllm_config=SimpleNamespace(lora_config=object()), scheduler=SimpleNamespace(preft_gate=object())
+)
+"""An engine core whose scheduler has its gate."""
+
+
 def settings(changed: dict[str, Any]) -> Any:
     """What `unproved` reads of a `VllmConfig`."""
     config = SimpleNamespace()
@@ -166,7 +172,16 @@ def test_a_worker_is_live_only_with_every_patch_of_its_runner(module: str, monke
 def test_the_engine_core_is_asked_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patching, "ledger", [name for name in EVERYWHERE if "schedule" not in name])
     with pytest.raises(PreftError, match=r"engine core\) runs without .*Scheduler\.schedule"):
-        require_live([ProcessStatus.model_validate(core_status(None))])
+        require_live([ProcessStatus.model_validate(core_status(CORE))])
+
+
+def test_a_scheduler_without_its_gate_is_not_live(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would schedule requests before their adapters have arrived; the replacements alone do not tell."""
+    monkeypatch.setattr(patching, "ledger", EVERYWHERE)
+    bare = SimpleNamespace(vllm_config=CORE.vllm_config, scheduler=SimpleNamespace())
+    require_live([ProcessStatus.model_validate(core_status(CORE))])
+    with pytest.raises(PreftError, match="missing: the scheduler's AdapterGate"):
+        require_live([ProcessStatus.model_validate(core_status(bare))])
 
 
 class Client:
@@ -178,7 +193,7 @@ class Client:
     async def call_utility_async(self, method: str) -> Any:
         if self._error:
             raise self._error
-        return core_status(None)
+        return core_status(CORE)
 
     async def collective_rpc(self, method: str) -> list[Any]:
         return [worker_status(SimpleNamespace(model_runner=None))]
