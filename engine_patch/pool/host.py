@@ -120,7 +120,8 @@ class HostTier:
         self._arena.touch(digest)
 
     def drop(self, digest: str) -> None:
-        """Forget `digest`, whose load is over."""
+        """Forget `digest`, whose load is over, and what its file looked like."""
+        self._shares.pop(digest, None)
         self._arena.free(digest)
         del self.adapters[digest]
 

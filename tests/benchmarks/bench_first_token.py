@@ -10,7 +10,7 @@ read       no request: another cold file to host memory, as its own cost
 copy       no request: as many bytes from host to device by one `copy_`
 base       no adapter
 
-The ratio `cold/(resident+read+copy)` says what waiting for a cold adapter costs beyond the work that it must cost.
+The ratio `(cold-read-copy)/resident` says what waiting for a cold adapter costs beyond the work that it must cost; at most 1.3.
 """
 
 from __future__ import annotations
@@ -126,7 +126,9 @@ def result(
     """The JSON."""
     must = [sum(parts) for parts in zip(times["resident"], times["read"], times["copy"], strict=True)]
     with_copy = [sum(parts) for parts in zip(times["resident"], times["copy"], strict=True)]
+    beyond = [cold - read - copy for cold, read, copy in zip(times["cold"], times["read"], times["copy"], strict=True)]
     ratios = {
+        "(cold-read-copy)/resident": spread(common.quotients(beyond, times["resident"])),
         "cold/(resident+read+copy)": spread(common.quotients(times["cold"], must)),
         "host/(resident+copy)": spread(common.quotients(times["host"], with_copy)),
         "cold/resident": spread(common.quotients(times["cold"], times["resident"])),

@@ -54,14 +54,7 @@ class Latencies:
     def read(self, ref: AdapterRef) -> float:
         """No request: a cold file to host memory."""
         self._to_file(ref)
-        host = self.tiers.host
-
-        def work() -> None:
-            host.start(ref)
-            while not host.ready(ref.digest):
-                host.wait([ref.digest], None)
-
-        return seconds(work)
+        return seconds(lambda: self.tiers.load(ref))
 
     def copy(self, ref: AdapterRef) -> float:
         """No request: as many bytes from host to device by one copy."""
