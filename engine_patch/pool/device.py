@@ -45,6 +45,9 @@ class DeviceTier:
         """`[num_elements]` of the engine's dtype."""
         self.table = torch.zeros(num_slots, num_slices, 4, dtype=torch.int64, device=device)
         """`[slots, slices, 4]`: where each weight lies, see `Share.rows`; offsets from the pool's first element."""
+        self._rows: dict[Share, torch.Tensor] = {}
+        """`Share.rows` on the device: one for all adapters of a kind."""
+        self._offsets = torch.tensor([1, 1, 0, 0], device=device)
         self.adapters: dict[str, DeviceAdapter] = {}
         self.slots: OrderedDict[str, int] = OrderedDict()
         """By content digest, least recently used first."""
@@ -159,10 +162,12 @@ class DeviceTier:
 
     def _write(self, digest: str) -> None:
         """Write the table's rows of `digest`, whose slot and run are known."""
-        rows = self.adapters[digest].share.rows.clone()
-        rows[:, :2] += self.arena.runs[digest].start * self._page
-        # From pageable memory: the driver takes the bytes at once, so the rows may go; nothing waits for the device.
-        self.table[self.slots[digest]].copy_(rows, non_blocking=True)
+        share = self.adapters[digest].share
+        if share not in self._rows:
+            self._rows[share] = share.rows.to(self.table.device)
+        # A kernel with the offset as its argument: a copy would queue behind the adapters that are being copied.
+        first = self.arena.runs[digest].start * self._page
+        torch.add(self._rows[share], self._offsets, alpha=first, out=self.table[self.slots[digest]])
 
     def count(self) -> TierCounters:
         """The counters as of now."""

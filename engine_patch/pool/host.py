@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
@@ -45,6 +46,8 @@ class HostTier:
         self._buffer = torch.empty(self._arena.num_pages * PAGE_BYTES, dtype=torch.uint8)
         if pin:
             pin_memory(self._buffer)
+            # Else the address stays registered, and whoever gets the memory next cannot pin it.
+            weakref.finalize(self, unpin_memory, self._buffer.data_ptr()).atexit = False
         self._sharer = sharer
         self._loaders = ThreadPoolExecutor(LOADERS, "preft-load")
         self._readers = ThreadPoolExecutor(min(8, os.cpu_count() or 1), "preft-read")
@@ -156,3 +159,8 @@ def pin_memory(buffer: torch.Tensor) -> None:
         raise PreftError(
             f"{buffer.numel() / 1e9:.1f} GB of host memory cannot be pinned (CUDA error {int(error)}); lower serve.host_pool"
         )
+
+
+def unpin_memory(address: int) -> None:
+    """Undo `pin_memory` for the buffer at `address`."""
+    torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]

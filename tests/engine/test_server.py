@@ -417,7 +417,9 @@ def test_ctrl_c_while_starting_even_where_the_shell_ignored_it(folder: Path) -> 
     time.sleep(2)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
-    assert process.returncode in (0, 130), said  # 0: it came to starting the server, and stopped that
+    # 0: it came to starting the server, and stopped that. A shell calls the death by SIGINT 130 too: Python chooses it where
+    # the interrupt came in the middle of a class that is made from text, as dataclasses are.
+    assert process.returncode in (0, 130, -signal.SIGINT), said
     assert "Traceback" not in said
 
 
