@@ -6,20 +6,17 @@ meanwhile. A step's adapters have slots, the numbers by which kernels know them;
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from engine_patch.pool.arena import Arena, Move
 from engine_patch.pool.counters import TierCounters
+from engine_patch.pool.cuda import Copies, Event
 from engine_patch.pool.share import Share
 from engine_patch.store.layout import PAGE_BYTES
-
-STEPS_REMEMBERED = 8
-"""Steps whose end is known apart; a run last used before them is safe to write once the oldest of them is over."""
 
 
 @dataclass(eq=False)
@@ -29,8 +26,8 @@ class DeviceAdapter:
     share: Share
     used_in: int = 0
     """The last step that used it."""
-    ready: Any = None
-    """CUDA event: its bytes have arrived."""
+    ready: Event | None = None
+    """Its bytes have arrived; None on a CPU, and once a step has waited for it."""
 
 
 class DeviceTier:
@@ -54,15 +51,15 @@ class DeviceTier:
         self._free_slots = list(reversed(range(num_slots)))
         self.counters = TierCounters(capacity_bytes=self.arena.num_pages * PAGE_BYTES)
         self.compactions = 0
-        self._streams = Streams(device) if device.type == "cuda" else None
+        self._copies = Copies(device) if device.type == "cuda" else None
         self._step = 0
         self._freed_after = 0  # the last step that may read pages which are free now
 
     def begin_step(self) -> None:
         """To be called before anything of a step: what was queued on the device so far belongs to earlier steps."""
         self._step += 1
-        if self._streams:
-            self._streams.mark()
+        if self._copies:
+            self._copies.mark()
 
     def bring(self, digest: str, share: Share, source: torch.Tensor, keep: Callable[[str], bool]) -> bool:
         """Copy an adapter in; False if there is no room beside what `keep` holds.
@@ -82,14 +79,15 @@ class DeviceTier:
             run, _ = self.arena.place(digest, pages, lambda other: False)
         if run is None:
             return False
-        adapter = self.adapters[digest] = DeviceAdapter(share)
-        target = self.pool[run.start * self._page : run.stop * self._page]
+        ready = None
+        if self._copies:
+            target = self.pool.data_ptr() + run.start * PAGE_BYTES
+            ready = self._copies.copy(target, source.data_ptr(), share.num_bytes, self._step - self._freed_after)
+        else:
+            self.pool[run.start * self._page : run.stop * self._page] = source.view(self.pool.dtype)
+        self.adapters[digest] = DeviceAdapter(share, ready=ready)
         self.counters.misses += 1
         self.counters.loaded_bytes += share.num_bytes
-        if self._streams is None:
-            target.copy_(source.view(self.pool.dtype))
-        else:
-            adapter.ready = self._streams.copy(target, source.view(self.pool.dtype), self._step - self._freed_after)
         return True
 
     def use(self, digests: list[str]) -> list[int]:
@@ -106,8 +104,8 @@ class DeviceTier:
                     self._free_slots.append(self.slots.pop(oldest))
                 self.slots[digest] = self._free_slots.pop()
                 self._write(digest)
-            if adapter.ready is not None:
-                torch.cuda.current_stream().wait_event(adapter.ready)
+            if self._copies and adapter.ready:
+                self._copies.wait_for(adapter.ready)
                 adapter.ready = None
             adapter.used_in = self._step
         return [self.slots[digest] for digest in digests]
@@ -150,15 +148,15 @@ class DeviceTier:
     def _move(self, moves: list[Move]) -> None:
         """Carry out `moves` after everything that is queued, and let copies wait for them."""
         self.compactions += 1
-        if self._streams:
-            torch.cuda.current_stream().wait_stream(self._streams.copies)
+        if self._copies:
+            self._copies.before_moves()
         for move in moves:
             source = self.pool[move.source * self._page : (move.source + move.pages) * self._page]
             self.pool[move.target * self._page : (move.target + move.pages) * self._page] = source.clone()
             if move.key in self.slots:
                 self._write(move.key)
-        if self._streams:
-            self._streams.copies.wait_stream(torch.cuda.current_stream())
+        if self._copies:
+            self._copies.after_moves()
 
     def _write(self, digest: str) -> None:
         """Write the table's rows of `digest`, whose slot and run are known."""
@@ -174,33 +172,3 @@ class DeviceTier:
         self.counters.used_bytes = self.arena.used * PAGE_BYTES
         self.counters.adapters = len(self.adapters)
         return self.counters
-
-
-class Streams:
-    """The stream of the copies, and the ends of the last steps on the stream that computes."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.copies: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._ends: deque[Any] = deque(maxlen=STEPS_REMEMBERED)
-
-    def mark(self) -> None:
-        """What is queued so far belongs to the steps before."""
-        self._ends.append(_event())
-
-    def copy(self, target: torch.Tensor, source: torch.Tensor, steps_ago: int) -> Any:
-        """Copy pinned `source` when the step that began `steps_ago` steps ago is over; returns the event of the copy's end."""
-        # The last mark is the beginning of the present step: the end of the one that began one step ago.
-        if steps_ago < 1:
-            self.copies.wait_stream(torch.cuda.current_stream())
-        elif self._ends:
-            self.copies.wait_event(self._ends[max(-steps_ago, -len(self._ends))])
-        with torch.cuda.stream(self.copies):
-            target.copy_(source, non_blocking=True)
-            return _event()
-
-
-def _event() -> Any:
-    """What is queued on the current stream so far."""
-    event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    event.record()
-    return event

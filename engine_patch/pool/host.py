@@ -13,6 +13,7 @@ import torch
 from engine_patch.errors import PreftError
 from engine_patch.pool.arena import Arena
 from engine_patch.pool.counters import TierCounters
+from engine_patch.pool.cuda import Event
 from engine_patch.pool.share import Share, Sharer
 from engine_patch.ref import AdapterRef
 from engine_patch.store.file import check_layout, read_header
@@ -34,8 +35,8 @@ class HostAdapter:
     bytes: torch.Tensor
     """uint8 `[share.num_bytes]`, a part of the pool."""
     loading: Future[None]
-    copied: Any = None
-    """CUDA event: the last copy to the device is over. The bytes must not change before."""
+    copied: Event | None = None
+    """The last copy to the device is over. The bytes must not change before."""
 
 
 class HostTier:
