@@ -21,9 +21,9 @@ SEED = 0
 class Run:
     """`python -m tests.schedules` in a process of its own, on one core: two of them share the machine."""
 
-    def __init__(self, *arguments: object) -> None:
+    def __init__(self, *arguments: object, **more: str) -> None:
         command = [sys.executable, "-m", "tests.schedules", *map(str, arguments)]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", **more}
         self.process = subprocess.Popen(
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
@@ -82,6 +82,17 @@ def test_20_random_schedules_on_the_real_small_model() -> None:
     for report in [run.report() for run in engines]:
         assert (report["schedules"], report["misses"]) == (10, 0), report["said"]
         assert report["mixed_steps"] > 20
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="needs a core for each worker")
+def test_two_workers_hold_their_shares_and_answer_as_one() -> None:
+    """Tensor parallel in float32: each worker loads its own part of every adapter, and all of them arrive before a step."""
+    report = Run(
+        *("--schedules", 12, "--seed", 3, "--engine", 4, "--engine", 2, "--tensor-parallel", 2),
+        VLLM_CPU_OMP_THREADS_BIND="0|1",
+    ).report()
+    assert (report["schedules"], report["misses"]) == (12, 0), report["said"]
+    assert report["evictions"] > 20
 
 
 def test_bfloat16_leans_to_no_other_mask() -> None:
