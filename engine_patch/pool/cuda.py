@@ -20,6 +20,7 @@ _ARGUMENTS = {
     "cuEventCreate": (ctypes.POINTER(_POINTER), _INT),
     "cuEventRecord": (_POINTER, _POINTER),
     "cuEventQuery": (_POINTER,),
+    "cuEventDestroy_v2": (_POINTER,),
     "cuStreamWaitEvent": (_POINTER, _POINTER, _INT),
 }
 _NOT_READY = 600
@@ -34,8 +35,6 @@ class Driver:
         self._functions = {name: getattr(library, name) for name in _ARGUMENTS}
         for name, arguments in _ARGUMENTS.items():
             self._functions[name].argtypes = arguments
-        self.idle_events: list[ctypes.c_void_p] = []
-        """Made, and used by nobody now: making one takes longer than recording it."""
 
     def call(self, name: str, *arguments: object) -> int:
         """Call `name`; its result, 0 or "not ready".
@@ -53,12 +52,8 @@ class Event:
     """What is queued on `stream` so far."""
 
     def __init__(self, driver: Driver, stream: int) -> None:
-        self._driver = driver
-        if driver.idle_events:
-            self._handle = driver.idle_events.pop()
-        else:
-            self._handle = _POINTER()
-            driver.call("cuEventCreate", ctypes.byref(self._handle), _DISABLE_TIMING)
+        self._driver, self._handle = driver, _POINTER()
+        driver.call("cuEventCreate", ctypes.byref(self._handle), _DISABLE_TIMING)
         driver.call("cuEventRecord", self._handle, stream)
 
     def query(self) -> bool:
@@ -70,8 +65,8 @@ class Event:
         self._driver.call("cuStreamWaitEvent", stream, self._handle, 0)
 
     def __del__(self) -> None:
-        # Whoever waits for it has been queued with what it recorded until now.
-        self._driver.idle_events.append(self._handle)
+        if self._handle:
+            self._driver.call("cuEventDestroy_v2", self._handle)
 
 
 class Copies:
