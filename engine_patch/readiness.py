@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 from engine_patch.patching import put, replace
@@ -23,8 +24,8 @@ logger = logging.getLogger("vllm.preft")
 LOOK_AHEAD = 64
 """Distinct adapters of waiting requests that are on their way at once."""
 
-SCANNED = 1024
-"""Waiting requests that are looked at for them."""
+SCANNED = 256
+"""Waiting requests that are looked at for them, in every step."""
 
 PATIENCE_S = 0.005
 """How long an engine with nothing else to do waits for a file before it looks again."""
@@ -55,7 +56,8 @@ class AdapterGate:
             return
         self._running = list(running)
         missing: dict[str, str] = {}
-        for answer in self._want(self._running, list(waiting), 0.0 if scheduler.running else PATIENCE_S):
+        idle = not scheduler.running and all(request.lora_request for request in islice(scheduler.waiting, SCANNED))
+        for answer in self._want(self._running, list(waiting), PATIENCE_S if idle else 0.0):
             for digest, reason in answer.items():
                 missing[digest] = missing.get(digest) or reason
         self._arrived = {ref.digest for ref in waiting.values()} - missing.keys()
@@ -75,8 +77,8 @@ class AdapterGate:
     def _waiting(self, scheduler: Any) -> dict[str, AdapterRef]:
         """The adapters of the requests that come next, in order; refuses what can never be served."""
         found: dict[str, AdapterRef] = {}
-        for index, request in enumerate(scheduler.waiting):
-            if index == SCANNED or len(found) == LOOK_AHEAD:
+        for request in islice(scheduler.waiting, SCANNED):
+            if len(found) == LOOK_AHEAD:
                 break
             if not request.lora_request:
                 continue

@@ -15,7 +15,7 @@ import torch
 from engine_patch.pool.arena import Arena, Move
 from engine_patch.pool.counters import TierCounters
 from engine_patch.pool.cuda import Copies, Event
-from engine_patch.pool.share import Share
+from engine_patch.pool.share import KINDS_REMEMBERED, Share
 from engine_patch.store.layout import PAGE_BYTES
 
 
@@ -161,6 +161,8 @@ class DeviceTier:
     def _write(self, digest: str) -> None:
         """Write the table's rows of `digest`, whose slot and run are known."""
         share = self.adapters[digest].share
+        if len(self._rows) >= KINDS_REMEMBERED:
+            self._rows.clear()
         if share not in self._rows:
             self._rows[share] = share.rows.to(self.table.device)
         # A kernel with the offset as its argument: a copy would queue behind the adapters that are being copied.

@@ -23,7 +23,7 @@ from engine_patch.store.layout import PAGE_BYTES
 LOADERS = 4
 """Adapters that are read side by side."""
 
-REMEMBERED = 16384
+REMEMBERED = 1024
 """Adapters whose layout is remembered; then it begins anew."""
 
 

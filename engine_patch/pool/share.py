@@ -16,6 +16,9 @@ from engine_patch.store.format import Group, Header, layout_of
 from engine_patch.store.layout import PAGE_BYTES, PageLayout
 from engine_patch.store.pages import views
 
+KINDS_REMEMBERED = 256
+"""Kinds of adapters whose shares are shared; then it begins anew. A store mostly has one kind for each rank."""
+
 
 @dataclass(frozen=True, eq=False)
 class Share:
@@ -45,6 +48,8 @@ class Sharer:
     def share(self, header: Header) -> Share:
         """The share of the adapter that `header` describes, which must fit (see `Limits.check`)."""
         key = (header.groups, header.dtype)
+        if len(self._made) >= KINDS_REMEMBERED:
+            self._made.clear()
         if key not in self._made:
             layout = self.limits.layout(header.groups)
             whole = all(part.columns is None and part.rows is None for part in self._slices.values())

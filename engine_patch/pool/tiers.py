@@ -142,17 +142,19 @@ class AdapterTiers:
         wanted_before = set(self.host.wanted)
         self.host.wanted.add(ref.digest)
         waited = False
-        while not self._at_hand(ref):
-            waited = True
-            if self.host.wait([ref.digest], None):
-                continue
-            if time.perf_counter() - started > ROOM_TIMEOUT_S:
-                raise PreftError(f"no room in host memory for {ref.path}; raise serve.host_pool")
-            time.sleep(0.001)
-        self.host.wanted = wanted_before
-        if waited:
-            self._waits += 1
-            self._wait_seconds += time.perf_counter() - started
+        try:
+            while not self._at_hand(ref):
+                waited = True
+                if self.host.wait([ref.digest], None):
+                    continue
+                if time.perf_counter() - started > ROOM_TIMEOUT_S:
+                    raise PreftError(f"no room in host memory for {ref.path}; raise serve.host_pool")
+                time.sleep(0.001)
+        finally:
+            self.host.wanted = wanted_before
+            if waited:
+                self._waits += 1
+                self._wait_seconds += time.perf_counter() - started
 
     def warm_up(self, rank: int) -> None:
         """Let every slot read zeros from the pool, which is still empty, with a rank that it has room for."""

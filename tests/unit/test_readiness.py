@@ -144,7 +144,8 @@ def test_an_idle_engine_waits_for_the_file_rather_than_spin(served: Scheduling, 
     workers.missing = ({"a": NOT_YET}, {})
     served.step()
     assert workers.asked[-1][2] > 0
-    served.add([1] * 8)
-    served.step()
+    base = served.add([1] * 8)
+    assert served.step().keys() == {base.request_id}
+    assert workers.asked[-1][2] == 0, "a request that needs no file does not wait for one"
     served.step()
     assert workers.asked[-1][2] == 0

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine_patch.adapter import Adapter
+from engine_patch.adapter import Adapter, LoraPair
 from engine_patch.errors import PreftError
-from engine_patch.pool import share
+from engine_patch.pool import device, host, share
 from engine_patch.pool.tiers import NOT_YET, AdapterTiers
 from engine_patch.ref import AdapterRef
 from tests.unit import pools
@@ -193,6 +193,20 @@ def test_a_resident_adapter_costs_nothing(tmp_path: Path) -> None:
     after = found.count().model_dump()
     assert after["device"].pop("hits") == before["device"].pop("hits") + 1
     assert after == before
+
+
+def test_ten_thousand_kinds_of_adapters_are_not_all_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has its own scaling, as after a sweep; what is known of a kind takes memory on the device too."""
+    monkeypatch.setattr(share, "KINDS_REMEMBERED", 4)
+    monkeypatch.setattr(device, "KINDS_REMEMBERED", 4)
+    monkeypatch.setattr(host, "REMEMBERED", 4)
+    found = tiers(2 * PAGES, 2 * PAGES)
+    for seed in range(12):
+        made = random_adapter(seed)
+        made = Adapter("lorap", made.base, {n: LoraPair(p.a, p.b, 1.0 + seed) for n, p in made.loras.items()})
+        (slot,) = bring(found, write(tmp_path, str(seed), made))
+        same_weights(made, found, slot)
+        assert max(len(found.device._rows), len(found.host._shares), len(found.host._sharer._made)) <= 4
 
 
 def test_warming_up_reads_zeros_that_are_there(tmp_path: Path) -> None:
