@@ -1,6 +1,6 @@
 """What the prompt rule is proved with, and the refusal of everything else: never run in hope.
 
-Each refusal is made in the engine: its settings when an adapter is loaded into a worker (and once more when a server starts),
+Each refusal is made in the engine: its settings when a request with an adapter is scheduled (and once more when a server starts),
 ways to ask that feed generated tokens back as a prompt when they are called.
 """
 
