@@ -1,6 +1,7 @@
 """On a GPU (Model Runner V2, asynchronous scheduling, CUDA graphs): the schedules of `tests.schedules` in half precision.
 
-The kernels alone are held to float32 in `test_lora_kernels.py`. What a run gave is in `results/`, by the commands in `results/README.md`.
+The kernels alone are held to float32 in `test_lora_kernels.py`. What a run gave is in
+`results/`, by the commands in `results/README.md`.
 """
 
 from __future__ import annotations
