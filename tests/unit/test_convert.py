@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from preft_cli.adapters.base import BaseFacts
 from preft_cli.adapters.folder import load_trained, save_trained
 from preft_cli.adapters.layout import PEFT_CONFIG, PEFT_WEIGHTS, PREFILL_CONFIG, PREFILL_WEIGHTS
 from preft_cli.config.schema import PreftConfig
-from preft_cli.convert.collect import collect
+from preft_cli.convert.collect import collect, prune
 from preft_cli.convert.results import ConvertResult
 from preft_cli.convert.run import convert, plan_convert
 from preft_cli.errors import UserError
@@ -339,6 +340,32 @@ def test_collect_converts_once_and_again_after_a_change(
     train(tmp_path / "served" / "a", facts, seed=5)
     third = collect(tmp_path / "served", base, tmp_path / "cache").adapters["tone"]
     tiny.assert_same(read_adapter(third), tiny.random_adapter(facts, seed=5))
+
+
+def test_copies_used_longest_ago_go_first_and_none_that_is_needed(tmp_path: Path) -> None:
+    made = []
+    for index in range(4):
+        path = tmp_path / f"key{index}" / "a.preft"
+        path.parent.mkdir()
+        path.write_bytes(b"x" * 100)
+        os.utime(path, (1000 + index, 5000 - index))  # by use, not by when it was written
+        made.append(path)
+    prune(tmp_path, 400, set())
+    assert all(path.exists() for path in made)
+    prune(tmp_path, 250, {made[0]})
+    assert [path.exists() for path in made] == [True, False, False, True]
+    assert not made[1].parent.exists()
+    prune(tmp_path, 0, {made[0]})
+    assert [path.exists() for path in made] == [True, False, False, False]
+
+
+def test_what_is_served_again_is_used_again(base: BaseModel, facts: BaseFacts, tmp_path: Path) -> None:
+    train(tmp_path / "served" / "a", facts)
+    copy = collect(tmp_path / "served", base, tmp_path / "cache", 1 << 30).adapters["tone"]
+    os.utime(copy, (1000, copy.stat().st_mtime))
+    collect(tmp_path / "served", base, tmp_path / "cache", 0)
+    assert copy.exists(), "it is needed"
+    assert copy.stat().st_atime > 1000
 
 
 def test_collect_refuses_both_of_one_name(base: BaseModel, facts: BaseFacts, tmp_path: Path) -> None:
