@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import difflib
 import logging
+import os
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,8 @@ logger = logging.getLogger("vllm.preft")
 
 Stamp = tuple[int, int, int]
 """Modification time (ns), size and inode of a file."""
+
+_readers = ThreadPoolExecutor(min(8, os.cpu_count() or 1), "preft-verify")
 
 InUse = Callable[[], Awaitable[list[str]]]
 """Asks the engine for the contents that its requests use."""
@@ -131,17 +135,19 @@ class AdapterDirectory:
             request = request_of(name, ref)
             self.admitted[name] = (stamp, request)
             if known:
-                await self._retire(known[1].lora_path, in_use)
+                self._live.retire(_digest(known[1].lora_path))
+            await self._tidy(in_use)
             return request
 
     def forget(self, name: str) -> None:
         """The file of `name` is gone."""
+        self._locks.pop(name, None)
         known = self.admitted.pop(name, None)
         if known:
             self._live.retire(_digest(known[1].lora_path))
 
-    async def _retire(self, lora_path: str, in_use: InUse) -> None:
-        self._live.retire(_digest(lora_path))
+    async def _tidy(self, in_use: InUse) -> None:
+        """Delete the links of contents that no name stands for and no request uses any more."""
         if due := self._live.due():
             used = {*await in_use(), *(_digest(request.lora_path) for _, request in self.admitted.values())}
             self._live.remove([digest for digest in due if digest not in used])
@@ -153,7 +159,10 @@ class AdapterDirectory:
             if own is None:
                 return None
             try:
-                verify_pages(own.path, read_header(own.path))
+                header = read_header(own.path)
+                if header.digest != own.digest:
+                    raise PreftError(f"adapter {name!r} was replaced at this very moment; ask again")
+                verify_pages(own.path, header, _readers.map)
                 return own
             except PreftError:
                 # Perhaps only our link is damaged: somebody wrote into a former file of this content. So once more.

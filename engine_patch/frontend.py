@@ -31,6 +31,7 @@ def list_names(directory: AdapterDirectory, lora_requests: dict[str, Any]) -> No
     """Bring the server's table of adapters up to what the folder holds."""
     names = directory.names()
     for name in lora_requests.keys() - names:
+        directory.forget(name)
         del lora_requests[name]
     for name in sorted(names - lora_requests.keys()):
         if directory.is_refused(name):

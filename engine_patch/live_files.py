@@ -7,7 +7,7 @@ been replaced or removed meanwhile. A link costs nothing until then; it goes whe
 from __future__ import annotations
 
 import os
-import shutil
+import secrets
 import time
 from pathlib import Path
 
@@ -29,22 +29,27 @@ class LiveFiles:
         """Digest, and when its name came to stand for another content."""
 
     def keep(self, ref: AdapterRef) -> AdapterRef | None:
-        """`ref` with a path of ours; None if its file was replaced at this very moment. Blocks: it may copy the file.
+        """`ref` with a path of ours; None if its file was replaced at this very moment.
+
+        Where no link is possible (another file system, or a file of another user), the path stays: copies of all adapters could
+        fill the disk. There a request whose adapter's file is replaced while it waits fails, and is to be asked again.
 
         Raises:
             PreftError: the file is damaged.
-            OSError: it is gone, or the disk is full.
+            OSError: it is gone.
         """
         self._retired.pop(ref.digest, None)
         own = self._folder / f"{ref.digest}{SUFFIX}"
-        if not own.exists() or read_header(own).digest != ref.digest:
-            aside = own.with_name(f"new-{own.name}")
-            aside.unlink(missing_ok=True)
+        if not own.exists():
+            aside = own.with_name(f"{secrets.token_hex(4)}-{own.name}")
             try:
                 os.link(ref.path, aside)
-            except OSError:  # another file system
-                shutil.copyfile(ref.path, aside)
+            except FileNotFoundError:
+                raise
+            except OSError:
+                return ref
             if read_header(aside).digest != ref.digest:
+                aside.unlink()
                 return None
             aside.replace(own)
         return AdapterRef(own, ref.method, ref.digest)

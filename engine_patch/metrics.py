@@ -6,6 +6,7 @@ the metrics, and not otherwise. Still fits while the app is vLLM's, with `/metri
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +15,9 @@ from engine_patch.directory import AdapterDirectory
 from engine_patch.pool.counters import PoolCounters
 
 logger = logging.getLogger("vllm.preft")
+
+TIMEOUT_S = 5.0
+"""How long somebody who reads the metrics waits for the engine."""
 
 GAUGES = {"capacity_bytes": "Size of the tier.", "used_bytes": "Bytes in use.", "adapters": "Adapters in the tier now."}
 COUNTERS = {
@@ -40,7 +44,7 @@ class PoolCollector:
     async def refresh(self, engine_client: Any) -> None:
         """Fetch the numbers. An engine that does not answer leaves the last ones."""
         try:
-            answers = await engine_client.collective_rpc("preft_count")
+            answers = await asyncio.wait_for(engine_client.collective_rpc("preft_count"), TIMEOUT_S)
             self._workers = [PoolCounters.model_validate(answer) for answer in answers]
         except Exception as error:
             logger.warning("the engine does not say what its adapter pools hold: %s", error)

@@ -21,11 +21,11 @@ from engine_patch.scheduler import admitted, rests
 
 logger = logging.getLogger("vllm.preft")
 
-LOOK_AHEAD = 64
-"""Distinct adapters of waiting requests that are on their way at once."""
-
 SCANNED = 256
-"""Waiting requests that are looked at for them, in every step."""
+"""Waiting requests whose adapters are asked for, in every step."""
+
+IDS_REMEMBERED = 65536
+"""Contents whose number is remembered; then it begins anew."""
 
 PATIENCE_S = 0.005
 """How long an engine with nothing else to do waits for a file before it looks again."""
@@ -72,14 +72,12 @@ class AdapterGate:
         if not request.lora_request:
             return True
         ref = _ref(request)
-        return ref is not None and ref.digest in self._arrived
+        return ref is not None and ref.digest in self._arrived and self._refusal(request) is None
 
     def _waiting(self, scheduler: Any) -> dict[str, AdapterRef]:
         """The adapters of the requests that come next, in order; refuses what can never be served."""
         found: dict[str, AdapterRef] = {}
         for request in islice(scheduler.waiting, SCANNED):
-            if len(found) == LOOK_AHEAD:
-                break
             if not request.lora_request:
                 continue
             if reason := self._refusal(request):
@@ -95,6 +93,9 @@ class AdapterGate:
             return "it is a stock adapter: convert it (preft convert), or set PREFT_DISABLE=1 to run the stock engine"
         if ref.prefill_only and self._unproved:
             return f"prefill-only adapters are not served with {'; nor with '.join(self._unproved)}"
+        if len(self._ids) >= IDS_REMEMBERED:  # those in use are entered again, since every step asks for them
+            self._ids.clear()
+            self._digests.clear()
         # vLLM knows adapters by number: one number for two contents would answer with the wrong one.
         if self._ids.setdefault(id_, ref.digest) != ref.digest or self._digests.setdefault(ref.digest, id_) != id_:
             return (

@@ -18,6 +18,9 @@ from engine_patch.pool.cuda import Copies, Event
 from engine_patch.pool.share import KINDS_REMEMBERED, Share
 from engine_patch.store.layout import PAGE_BYTES
 
+MOVED_AT_ONCE = 1024
+"""Pages: 4 MB of memory beside the pool."""
+
 
 @dataclass(eq=False)
 class DeviceAdapter:
@@ -151,8 +154,11 @@ class DeviceTier:
         if self._copies:
             self._copies.before_moves()
         for move in moves:
-            source = self.pool[move.source * self._page : (move.source + move.pages) * self._page]
-            self.pool[move.target * self._page : (move.target + move.pages) * self._page] = source.clone()
+            # In parts, through a copy: a run may land on itself, and a copy of all of it would take memory that nobody counts.
+            for start in range(0, move.pages, MOVED_AT_ONCE):
+                count = min(MOVED_AT_ONCE, move.pages - start) * self._page
+                source, target = (move.source + start) * self._page, (move.target + start) * self._page
+                self.pool[target : target + count] = self.pool[source : source + count].clone()
             if move.key in self.slots:
                 self._write(move.key)
         if self._copies:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections.abc import Container
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -19,6 +20,8 @@ from engine_patch.ref import AdapterRef
 from engine_patch.store.file import check_layout, read_header
 from engine_patch.store.format import Header
 from engine_patch.store.layout import PAGE_BYTES
+
+T = TypeVar("T")
 
 LOADERS = 4
 """Adapters that are read side by side."""
@@ -56,12 +59,12 @@ class HostTier:
         self._shares: dict[str, Share] = {}
         """Of adapters that were looked at: asking again for one without room costs nothing."""
         self.adapters: dict[str, HostAdapter] = {}
-        self.wanted: set[str] = set()
-        """Not to be evicted."""
         self.counters = TierCounters(capacity_bytes=self._arena.num_pages * PAGE_BYTES)
 
-    def start(self, ref: AdapterRef) -> bool:
-        """Begin to load an adapter that is not here; False if it has yet to be looked at, or there is no room for it now.
+    def start(self, ref: AdapterRef, protected: Container[str]) -> bool | None:
+        """Begin to load an adapter that is not here; None if its file has yet to be looked at, False if there is no room.
+
+        Room is made of everything that is not `protected`: what is needed later gives way to what is needed first.
 
         Raises:
             PreftError: the file is gone, damaged, holds something else by now, or does not fit the engine.
@@ -70,13 +73,17 @@ class HostTier:
         if share is None:
             looking = self._inspections.pop(ref.digest, None) or self._loaders.submit(self._inspect, ref)
             if not looking.done():
+                if len(self._inspections) >= REMEMBERED:  # of requests that were aborted meanwhile
+                    self._inspections.clear()
                 self._inspections[ref.digest] = looking
-                return False
-            share = looking.result()
+                return None
+            share = _result(looking, ref)
             if len(self._shares) >= REMEMBERED:
                 self._shares.clear()
             self._shares[ref.digest] = share
-        run, evicted = self._arena.place(ref.digest, share.layout.num_pages, self._evictable)
+        run, evicted = self._arena.place(
+            ref.digest, share.layout.num_pages, lambda other: other not in protected and self._idle(other)
+        )
         for digest in evicted:
             del self.adapters[digest]
         self.counters.evictions += len(evicted)
@@ -105,18 +112,20 @@ class HostTier:
             raise PreftError(f"{ref.path} was replaced while a request for its former content was waiting; ask again")
         return header
 
-    def ready(self, digest: str) -> bool:
-        """Whether `digest` is here as a whole.
+    def ready(self, ref: AdapterRef) -> bool:
+        """Whether the adapter is here as a whole.
 
         Raises:
             PreftError: its load failed; it is forgotten with that, so that the next request tries again.
         """
-        adapter = self.adapters.get(digest)
+        adapter = self.adapters.get(ref.digest)
         if adapter is None or not adapter.loading.done():
             return False
-        if error := adapter.loading.exception():
-            self.drop(digest)
-            raise error if isinstance(error, PreftError) else PreftError(f"loading {digest[:12]} failed: {error}")
+        try:
+            _result(adapter.loading, ref)
+        except PreftError:
+            self.drop(ref.digest)
+            raise
         return True
 
     def touch(self, digest: str) -> None:
@@ -129,6 +138,11 @@ class HostTier:
         self._arena.free(digest)
         del self.adapters[digest]
 
+    def forget(self, digest: str) -> None:
+        """Drop `digest` if it is here and nobody works on it."""
+        if digest in self.adapters and self._idle(digest):
+            self.drop(digest)
+
     def wait(self, digests: list[str], seconds: float | None) -> bool:
         """Wait until there is news of one of `digests`, or so long; False if none is on its way."""
         pending: list[Future[Any]] = [self.adapters[digest].loading for digest in digests if digest in self.adapters]
@@ -137,16 +151,27 @@ class HostTier:
             wait(pending, seconds, FIRST_COMPLETED)
         return bool(pending)
 
-    def _evictable(self, digest: str) -> bool:
+    def _idle(self, digest: str) -> bool:
+        """Whether nobody writes its bytes, and no copy to the device reads them."""
         adapter = self.adapters[digest]
         in_flight = adapter.copied is not None and not adapter.copied.query()
-        return digest not in self.wanted and adapter.loading.done() and not in_flight
+        return adapter.loading.done() and not in_flight
 
     def count(self) -> TierCounters:
         """The counters as of now."""
         self.counters.used_bytes = self._arena.used * PAGE_BYTES
         self.counters.adapters = len(self.adapters)
         return self.counters
+
+
+def _result(done: Future[T], ref: AdapterRef) -> T:
+    """What a thread found out; whatever went wrong there is this adapter's error alone, and never the engine's end."""
+    try:
+        return done.result()
+    except PreftError:
+        raise
+    except Exception as error:
+        raise PreftError(f"{ref.path} cannot be loaded: {type(error).__name__}: {error}") from error
 
 
 def pin_memory(buffer: torch.Tensor) -> None:

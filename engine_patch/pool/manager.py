@@ -151,7 +151,8 @@ def _apply_adapters(self: Any, lora_requests: Any) -> None:
 def add_adapter(self: Any, lora_request: Any) -> bool:
     """Have an adapter in host memory. Raises PreftError if it cannot be loaded."""
     ref = parse(lora_request.lora_path)
-    self.preft.load(ref)
+    if ref.digest not in self.preft.device.adapters:
+        self.preft.load(ref)
     self.preft_ids[lora_request.lora_int_id] = ref.digest
     return True
 

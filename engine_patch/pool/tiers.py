@@ -7,6 +7,7 @@ takes its adapters (`activate`), which is one copy each for those that are not o
 from __future__ import annotations
 
 import time
+from collections.abc import Container
 
 import torch
 
@@ -21,6 +22,9 @@ from engine_patch.ref import AdapterRef, parse_ref
 
 NOT_YET = ""
 """The state of an adapter that is on its way."""
+
+LOADING_AT_ONCE = 64
+"""Adapters of waiting requests that are on their way at once."""
 
 ROOM_TIMEOUT_S = 60.0
 """How long a step that was not announced waits for room in host memory."""
@@ -38,6 +42,7 @@ class AdapterTiers:
         self.device = DeviceTier(limits.device_bytes, num_slots, len(limits.modules), dtype, device)
         self._num_slots = num_slots
         self._running: set[str] = set()
+        self._wanted: set[str] = set()
         self._failures = self._waits = 0
         self._wait_seconds = 0.0
 
@@ -52,7 +57,7 @@ class AdapterTiers:
         self.device.begin_step()
         self._running = {parse(path).digest for path in running}
         refs = {ref.digest: ref for ref in map(parse, waiting)}
-        self.host.wanted = set(refs)
+        self._wanted = set(refs)
         until = time.perf_counter() + patience
         missing = self._advance(refs)
         while len(missing) == len(refs) and not any(missing.values()) and (left := until - time.perf_counter()) > 0:
@@ -81,21 +86,34 @@ class AdapterTiers:
         return adapter.share.layout.num_pages if adapter else 0
 
     def _advance(self, refs: dict[str, AdapterRef]) -> dict[str, str]:
-        missing = {}
+        """Begin to load what is not here, in order; what has not arrived, and why.
+
+        An adapter that finds no room holds back the loads behind it, and may push out what arrived for later requests: else
+        small adapters would take every hole before it is large enough.
+        """
+        missing: dict[str, str] = {}
+        before: set[str] = set()
+        room = True
         for digest, ref in refs.items():
             try:
-                if digest not in self.device.adapters and not self._at_hand(ref):
+                if digest not in self.device.adapters and digest in self.host.adapters:
+                    if not self.host.ready(ref):
+                        missing[digest] = NOT_YET
+                elif digest not in self.device.adapters:
                     missing[digest] = NOT_YET
+                    if room and len(missing) <= LOADING_AT_ONCE:
+                        room = self.host.start(ref, before) is not False
             except PreftError as error:
                 missing[digest] = str(error)
                 self._failures += 1
+            before.add(digest)
         return missing
 
-    def _at_hand(self, ref: AdapterRef) -> bool:
+    def _at_hand(self, ref: AdapterRef, protected: Container[str]) -> bool:
         """Whether the adapter is in host memory; begins to load it if not, as soon as there is room."""
         if ref.digest in self.host.adapters:
-            return self.host.ready(ref.digest)
-        self.host.start(ref)
+            return self.host.ready(ref)
+        self.host.start(ref, protected)
         return False
 
     def _bring_ahead(self, digests: list[str]) -> None:
@@ -127,23 +145,21 @@ class AdapterTiers:
             if ref.digest in self.device.adapters:
                 self.device.counters.hits += 1
                 continue
-            self.load(ref)
+            self.load(ref, set(digests))
             if not (self._bring(ref.digest, {*digests, *self._running}) or self._bring(ref.digest, set(digests))):
                 raise PreftError(f"the device pool has no room for the adapters of one step, {len(digests)} of them")
         return self.device.use(digests)
 
-    def load(self, ref: AdapterRef) -> None:
-        """Have the adapter in host memory, and wait for it if need be.
+    def load(self, ref: AdapterRef, protected: Container[str] = ()) -> None:
+        """Have the adapter in host memory, beside those that are `protected`, and wait for it if need be.
 
         Raises:
             PreftError: it cannot be loaded.
         """
         started = time.perf_counter()
-        wanted_before = set(self.host.wanted)
-        self.host.wanted.add(ref.digest)
         waited = False
         try:
-            while not self._at_hand(ref):
+            while not self._at_hand(ref, protected):
                 waited = True
                 if self.host.wait([ref.digest], None):
                     continue
@@ -151,7 +167,6 @@ class AdapterTiers:
                     raise PreftError(f"no room in host memory for {ref.path}; raise serve.host_pool")
                 time.sleep(0.001)
         finally:
-            self.host.wanted = wanted_before
             if waited:
                 self._waits += 1
                 self._wait_seconds += time.perf_counter() - started
@@ -163,12 +178,11 @@ class AdapterTiers:
 
     def forget(self, digest: str) -> bool:
         """Drop an adapter from host and device, unless a request is about to use it; says whether it did."""
-        if digest in self._running or digest in self.host.wanted:
+        if digest in self._running or digest in self._wanted:
             return False
         if digest in self.device.adapters:
             self.device.drop(digest)
-        if digest in self.host.adapters and self.host.ready(digest):
-            self.host.drop(digest)
+        self.host.forget(digest)
         return True
 
     def count(self) -> PoolCounters:

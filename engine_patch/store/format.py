@@ -150,7 +150,7 @@ def decode_header(encoded: bytes, where: str) -> Header:
         ) from error
     if version != FORMAT_VERSION:
         age = "a newer" if version > FORMAT_VERSION else "an older"
-        remedy = "update preft" if version > FORMAT_VERSION else "convert the adapter again"
+        remedy = "update preft" if version > FORMAT_VERSION else "convert the adapter again from where it came from"
         raise PreftError(
             f"{where} was written by {age} preft: version {version}, this one reads {FORMAT_VERSION}; {remedy}"
         )
@@ -169,6 +169,10 @@ def _parse(pages: dict[str, Any], metadata: dict[str, str], header_bytes: int) -
     begin, end = pages["data_offsets"]
     if pages["dtype"] != SAFETENSORS_DTYPES[own["dtype"]] or begin != 0:
         raise ValueError("dtype or offsets")
+    if own["rank"] != max(group[3] for group in groups) or not isinstance(own["meta"], dict):
+        raise ValueError("rank or meta")
+    if not all(isinstance(own[key], str) for key in ("method", "digest")):
+        raise ValueError("method or digest")
     if page_elements * ITEMSIZE[own["dtype"]] != PAGE_BYTES or end != num_pages * PAGE_BYTES:
         raise ValueError("shape")
     return Header(
@@ -194,7 +198,23 @@ def _parse_kind(text: str) -> tuple[BaseFingerprint, tuple[Group, ...]]:
     groups = tuple(
         (*m[:5], layers if m[5] is None else tuple(layers[index] for index in m[5])) for m in kind["modules"]
     )
+    for group in groups:
+        if not _is_group(group):
+            raise ValueError(f"modules {group}")
     return BaseFingerprint.from_dict(kind["base"]), groups
+
+
+def _is_group(group: Any) -> bool:
+    """Whether it has the types and sizes of a `Group`: a checksum tells only that nobody changed the file since."""
+    suffix, size_in, size_out, rank, scaling, layers = group
+    sizes = (size_in, size_out, rank)
+    return (
+        isinstance(suffix, str)
+        and all(type(size) is int and 0 < size < 1 << 31 for size in sizes)
+        and isinstance(scaling, (int, float))
+        and all(isinstance(layer, str) for layer in layers)
+        and len(set(layers)) == len(layers) > 0
+    )
 
 
 def _checksum(*texts: str) -> str:

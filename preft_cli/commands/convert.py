@@ -98,5 +98,6 @@ def _print(result: ConvertResult) -> None:
             f"{item.name}: {item.method}, rank {item.rank}, {item.dtype}, {item.bytes / 1e6:.1f} MB, {item.path}{same}"
         )
         out.print(line, markup=False, highlight=False, soft_wrap=True)
+    what = "not in order" if result.action == "check" else "not converted"
     for failed in result.failed:
-        warn(f"not converted: {failed.source}: {failed.reason}")
+        warn(f"{what}: {failed.source}: {failed.reason}")

@@ -124,6 +124,17 @@ def test_a_damaged_file_is_refused_with_its_name_and_served_once_it_is_mended(st
     assert answered(directory, models) == adapter(1).digest()
 
 
+@pytest.mark.parametrize("size", [0, 5000])
+def test_a_file_that_is_cut_in_place_spoils_no_later_one_of_the_same_content(store: Path, size: int) -> None:
+    directory, models = serving(store)
+    answered(directory, models)
+    os.truncate(store / "x.preft", size)  # our link is the same file
+    with pytest.raises(PreftError):
+        answered(directory, models)
+    write_adapter(store / "x.preft", adapter(1))
+    assert answered(directory, models) == adapter(1).digest()
+
+
 def test_writing_into_a_file_spoils_no_later_one_of_the_same_content(store: Path) -> None:
     directory, models = serving(store)
     answered(directory, models)
@@ -189,14 +200,31 @@ def test_the_engine_keeps_a_file_of_its_own_until_no_request_uses_it(
     assert [path.name for path in live.iterdir()] == [f"{adapter(9).digest()}.preft"]
 
 
-def test_another_file_system_means_a_copy(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_links_to_removed_adapters_go_too(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_files, "GRACE_S", 0.0)
+    directory, models = serving(store)
+    for index in range(8):
+        write_adapter(store / f"n{index}.preft", adapter(10 + index))
+        answered(directory, models, f"n{index}")
+    for index in range(8):
+        (store / f"n{index}.preft").unlink()
+    list_names(directory, models.lora_requests)
+    answered(directory, models)
+    assert [path.stem for path in (store.parent / "live").iterdir()] == [adapter(1).digest()]
+    assert set(directory.admitted) == {"x"}
+
+
+def test_without_links_no_copies_pile_up(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def across(*_: Any) -> None:
         raise OSError(18, "Invalid cross-device link")
 
     monkeypatch.setattr(os, "link", across)
     directory, models = serving(store)
     assert answered(directory, models) == adapter(1).digest()
-    assert (store.parent / "live" / f"{adapter(1).digest()}.preft").stat().st_nlink == 1
+    assert not list((store.parent / "live").iterdir())
+    ref = parse_ref(models.lora_requests["x"].lora_path)
+    assert ref
+    assert ref.path == (store / "x.preft").resolve()
 
 
 @pytest.mark.parametrize(

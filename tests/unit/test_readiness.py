@@ -105,6 +105,18 @@ def test_an_id_stands_for_one_content_and_a_content_for_one_id(
     assert other.status.name == "FINISHED_ERROR"
 
 
+def test_an_id_is_looked_at_wherever_its_request_stands(
+    served: Scheduling, workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind those that are asked for, with a content that has arrived for another request."""
+    monkeypatch.setattr(readiness, "SCANNED", 1)
+    first = served.add([1] * 8, adapter("a", id_=5))
+    other = served.add([1] * 8, adapter("a", id_=6))
+    assert served.step().keys() == {first.request_id}
+    served.step()
+    assert other.status.name == "FINISHED_ERROR"
+
+
 def test_running_prompts_are_told_and_resting_requests_are_not(served: Scheduling, workers: Workers) -> None:
     long = served.add([1] * 100, adapter("long"))
     served.step()
@@ -132,7 +144,7 @@ def test_a_request_that_waits_for_its_file_is_not_taken_for_starved(served: Sche
 def test_adapters_beyond_the_window_wait_their_turn(
     served: Scheduling, workers: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(readiness, "LOOK_AHEAD", 2)
+    monkeypatch.setattr(readiness, "SCANNED", 2)
     requests = [served.add([1] * 4, adapter(name), max_tokens=4) for name in "abcd"]
     assert served.step().keys() == {request.request_id for request in requests[:2]}
     assert workers.asked[0][1] == ["a", "b"]

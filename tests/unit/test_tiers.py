@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -146,12 +147,74 @@ def test_a_large_adapter_is_not_passed_by_small_ones_for_ever(tmp_path: Path) ->
     found = tiers(2 * PAGES + 2, 8 * PAGES, slots=3)
     bring(found, *small[:2])
     running = [ref.encode() for ref in small[:2]]
-    while not all(ref.digest in found.host.adapters and found.host.ready(ref.digest) for ref in (large, small[2])):
+    while not all(ref.digest in found.host.adapters and found.host.ready(ref) for ref in (large, small[2])):
         found.want(running, [large.encode(), small[2].encode()], 0.01)
     assert found.want(running, [large.encode(), small[2].encode()]) == {large.digest: NOT_YET, small[2].digest: NOT_YET}
     assert found.want(running[:1], [small[2].encode()]) == {}
     assert found.want([], [large.encode()]) == {}
     found.activate([large.encode()])
+
+
+def test_a_large_adapter_is_not_kept_out_of_host_memory_by_small_ones(tmp_path: Path) -> None:
+    """It waits first in the queue while small ones come and go behind it: every hole that one leaves, the next would take."""
+    small = [write(tmp_path, f"s{i}", random_adapter(i)) for i in range(24)]
+    large = write(tmp_path, "large", random_adapter(99, rank=16))
+    found = tiers(8 * PAGES, 8 * PAGES, slots=1)
+    queue = list(small)
+    for _ in range(8):  # the pool is full of them before the large one comes
+        bring(found, queue[0])
+        queue.append(queue.pop(0))
+    for _ in range(100):
+        missing = found.want([], [ref.encode() for ref in (large, *queue[:10])], 0.005)
+        if large.digest not in missing:
+            break
+        served = next((ref for ref in queue[:10] if ref.digest not in missing), None)
+        if served:
+            found.activate([served.encode()])
+            queue.remove(served)
+            queue.append(served)
+    assert large.digest not in missing
+    found.activate([large.encode()])
+
+
+def test_whatever_goes_wrong_in_a_thread_is_that_adapters_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good, bad = write(tmp_path, "good", random_adapter(1)), write(tmp_path, "bad", random_adapter(2))
+    for broken in (host.HostTier._inspect, host.HostTier._load):
+
+        def fails(self: object, ref: AdapterRef, *more: object, broken: Any = broken) -> Any:
+            return 1 / 0 if ref == bad else broken(self, ref, *more)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(host.HostTier, broken.__name__, fails)
+            found = tiers(4 * PAGES, 4 * PAGES)
+            missing: dict[str, str] = {}
+            while not any(missing.values()):
+                missing = found.want([], [good.encode(), bad.encode()], 0.01)
+            assert "bad.preft cannot be loaded: ZeroDivisionError" in missing[bad.digest]
+            bring(found, good)
+
+
+def test_bytes_that_are_being_copied_are_not_evicted(tmp_path: Path) -> None:
+    """On a GPU the copy to the device reads them after `want` has come back."""
+
+    class Copying:
+        over = False
+
+        def query(self) -> bool:
+            return self.over
+
+    found = tiers(PAGES, PAGES, slots=1)
+    one, two = write(tmp_path, "one", random_adapter(1)), write(tmp_path, "two", random_adapter(2))
+    bring(found, one)
+    copying = found.host.adapters[one.digest].copied = Copying()  # type: ignore[assignment]
+    for _ in range(5):
+        assert found.want([], [two.encode()], 0.01) == {two.digest: NOT_YET}
+        time.sleep(0.01)
+    assert one.digest in found.host.adapters
+    copying.over = True
+    bring(found, two)
 
 
 def test_running_adapters_stay_on_the_device(tmp_path: Path) -> None:
