@@ -92,7 +92,7 @@ def test_two_workers_hold_their_shares_and_answer_as_one() -> None:
         VLLM_CPU_OMP_THREADS_BIND="0|1",
     ).report()
     assert (report["schedules"], report["misses"]) == (12, 0), report["said"]
-    assert report["evictions"] > 20
+    assert report["evictions"] > 5
 
 
 def test_bfloat16_leans_to_no_other_mask() -> None:
