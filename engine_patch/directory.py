@@ -51,6 +51,12 @@ class AdapterDirectory:
         self.manifest, self.limits = manifest, limits
         self._base = BaseFingerprint.from_dict(manifest.base)
         self._live = LiveFiles(copies)
+        self._converted = {
+            name: self._held(listed.ref)
+            for name, listed in manifest.adapters.items()
+            if listed.path.parent != manifest.store
+        }
+        """By name, adapters that were converted at the start: they do not depend on the folder."""
         self.admitted: dict[str, tuple[Stamp, Any]] = {}
         """By name: the file's stamp, and the `LoRARequest` for its content."""
         self._refused: dict[str, Stamp | None] = {}
@@ -58,23 +64,29 @@ class AdapterDirectory:
         self._locks: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._seen: tuple[int, set[str]] = (-1, set())
 
+    def _held(self, ref: AdapterRef) -> AdapterRef:
+        """`ref` by a link of ours: the cache of converted copies may be pruned by another server."""
+        try:
+            return self._live.keep(ref) or ref
+        except (PreftError, OSError):
+            return ref  # its first request says why
+
     def find(self, name: str) -> Path | None:
         """The file of `name` now; None if there is none.
 
         Raises:
             PreftError: there is one that must not be used.
         """
-        listed, store = self.manifest.adapters.get(name), self.manifest.store
-        if listed is not None and listed.path.parent != store:
-            return listed.path  # converted at the start
+        store = self.manifest.store
+        if name in self._converted:
+            return self._converted[name].path
         if store is None or name in self.manifest.reserved or name in self.manifest.base_names:
             return None
         return file_in_store(store, name)
 
     def names(self) -> set[str]:
         """All names now; the folder is read only when it has changed."""
-        store = self.manifest.store
-        fixed = {name for name, listed in self.manifest.adapters.items() if listed.path.parent != store}
+        store, fixed = self.manifest.store, set(self._converted)
         if store is None:
             return fixed
         changed = _mtime(store)
@@ -150,6 +162,7 @@ class AdapterDirectory:
         """Delete the links of contents that no name stands for and no request uses any more."""
         if due := self._live.due():
             used = {*await in_use(), *(_digest(request.lora_path) for _, request in self.admitted.values())}
+            used |= {ref.digest for ref in self._converted.values()}
             self._live.remove([digest for digest in due if digest not in used])
 
     def _take(self, name: str) -> AdapterRef | None:

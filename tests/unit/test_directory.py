@@ -171,14 +171,26 @@ def test_a_name_that_two_adapters_claim_stays_refused(store: Path) -> None:
     assert "twice" not in models.lora_requests
 
 
-def test_converted_adapters_do_not_depend_on_the_folder(store: Path, tmp_path: Path) -> None:
+def test_converted_adapters_do_not_depend_on_the_folder(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_adapter(tmp_path / "converted.preft", adapter(6))
     header = read_header(tmp_path / "converted.preft")
     listed = Listed(path=tmp_path / "converted.preft", method=header.method, digest=header.digest)
     manifest = Manifest(adapters={"converted": listed}, store=store, base=BASE.to_dict())
     directory = AdapterDirectory(manifest, store.parent / "live")
     assert directory.names() == {"converted", "x"}
-    assert directory.find("converted") == tmp_path / "converted.preft"
+    models = SimpleNamespace(engine_client=SimpleNamespace(engine_core=Core()), lora_requests={})
+    (tmp_path / "converted.preft").unlink()  # pruned from the cache by another server
+    assert answered(directory, models, "converted") == adapter(6).digest()
+    write_adapter(store / "same.preft", adapter(6))
+    answered(directory, models, "same")
+    (store / "same.preft").unlink()
+    monkeypatch.setattr(live_files, "GRACE_S", 0.0)
+    directory.admitted.pop("converted")
+    answered(directory, models, "same")
+    answered(directory, models, "x")
+    assert answered(directory, models, "converted") == adapter(6).digest()
 
 
 def test_the_engine_keeps_a_file_of_its_own_until_no_request_uses_it(
