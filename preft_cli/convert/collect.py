@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from engine_patch.errors import PreftError
 from engine_patch.store import FORMAT_VERSION, SUFFIX, Header, check_name, read_header, write_adapter
 from preft_cli.adapters.sources import Rejected, Source, default_name, find
-from preft_cli.convert.results import without_path
 from preft_cli.errors import UserError
+from preft_cli.reasons import without_path
 
 if TYPE_CHECKING:
     from preft_cli.adapters.base import BaseFacts

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from preft_cli.adapters.sources import Kind
-from preft_cli.reasons import without_path as without_path
+from preft_cli.reasons import without_path
 
 Target = Literal["store", "peft"]
 Action = Literal["convert", "check"]
