@@ -76,7 +76,7 @@ def _stale_table() -> None:
 
 def _early() -> None:
     """A request is scheduled, and its adapter copied, before the file has been read."""
-    host.HostTier.ready = lambda self, digest: digest in self.adapters  # type: ignore[method-assign]
+    host.HostTier.ready = lambda self, ref: ref.digest in self.adapters  # type: ignore[method-assign]
     load = share.Sharer.load
 
     def slow(self: Any, *arguments: Any) -> None:
