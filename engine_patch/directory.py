@@ -146,7 +146,7 @@ class AdapterDirectory:
                 raise PreftError(f"adapter {name!r} cannot be read: {error.strerror} ({error.filename})") from error
             request = request_of(name, ref)
             self.admitted[name] = (stamp, request)
-            if known:
+            if known and known[1].lora_path != request.lora_path:
                 self._live.retire(_digest(known[1].lora_path))
             await self._tidy(in_use)
             return request

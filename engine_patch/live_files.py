@@ -48,10 +48,12 @@ class LiveFiles:
                 raise
             except OSError:
                 return ref
-            if read_header(aside).digest != ref.digest:
-                aside.unlink()
-                return None
-            aside.replace(own)
+            try:
+                if read_header(aside).digest != ref.digest:
+                    return None
+                aside.replace(own)
+            finally:
+                aside.unlink(missing_ok=True)
         return AdapterRef(own, ref.method, ref.digest)
 
     def discard(self, digest: str) -> None:

@@ -38,13 +38,17 @@ def patch() -> None:
         put(layer, "create_lora_weights", create_lora_weights)
     replace(model_manager, "get_supported_lora_modules", make_supported_modules)
     replace(LRUCacheWorkerLoRAManager, "create_lora_manager", make_create)
-    put(LRUCacheWorkerLoRAManager, "_apply_adapters", _apply_adapters)
-    put(LRUCacheWorkerLoRAManager, "add_adapter", add_adapter)
-    put(LRUCacheWorkerLoRAManager, "add_dummy_lora", add_dummy_lora)
-    put(LRUCacheWorkerLoRAManager, "remove_adapter", remove_adapter)
-    put(LRUCacheWorkerLoRAManager, "remove_all_adapters", remove_all_adapters)
-    put(LRUCacheWorkerLoRAManager, "list_adapters", list_adapters)
-    put(LRUCacheWorkerLoRAManager, "pin_adapter", pin_adapter)
+    methods = (
+        _apply_adapters,
+        add_adapter,
+        add_dummy_lora,
+        remove_adapter,
+        remove_all_adapters,
+        list_adapters,
+        pin_adapter,
+    )
+    for ours in methods:
+        put(LRUCacheWorkerLoRAManager, ours.__name__, ours)
     put(WorkerBase, "preft_want", want)
     put(WorkerBase, "preft_count", count)
     put(WorkerBase, "preft_limits", tell_limits)

@@ -114,6 +114,21 @@ def test_a_file_that_is_copied_slowly_is_refused_until_it_is_whole(store: Path) 
     assert answered(directory, models, "slow") == adapter(1).digest()
 
 
+def test_what_was_not_admitted_leaves_no_links(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file is cut between the look at its header and the look at the link."""
+    directory, models = serving(store)
+    link = os.link
+
+    def cut(source: Path, target: Path) -> None:
+        link(source, target)
+        os.truncate(source, 5000)
+
+    monkeypatch.setattr(os, "link", cut)
+    with pytest.raises(PreftError, match="truncated or half-written"):
+        answered(directory, models)
+    assert not list((store.parent / "live").iterdir())
+
+
 def test_a_damaged_file_is_refused_with_its_name_and_served_once_it_is_mended(store: Path) -> None:
     directory, models = serving(store)
     whole = (store / "x.preft").read_bytes()
