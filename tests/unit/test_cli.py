@@ -286,16 +286,17 @@ def test_relative_paths_start_at_the_config_but_on_the_command_line_here(run: Ru
     assert (seen["jobs"], seen["force"]) == (3, True)
 
 
-def test_convert_lists_what_failed_and_exits_1(run: Run, fake: Any) -> None:
+@pytest.mark.parametrize(("action", "said"), [("convert", "not converted"), ("check", "not in order")])
+def test_convert_lists_what_failed_and_exits_1(run: Run, fake: Any, action: str, said: str) -> None:
     numbers = {"method": "lorap", "rank": 4, "dtype": "bfloat16", "bytes": 2_000_000}
     item = SimpleNamespace(name="a", **numbers, path=Path("store/a.preft"), status="converted")
     bad = SimpleNamespace(source=Path("b"), reason="no [weights]")
-    result = SimpleNamespace(converted=[item], failed=[bad])
+    result = SimpleNamespace(action=action, converted=[item], failed=[bad])
     fake("preft_cli.convert.run", convert=lambda *_, **__: result)
     code, out, err = run("convert", "a", "b")
     assert code == 1
     assert out == "a: lorap, rank 4, bfloat16, 2.0 MB, store/a.preft\n"
-    assert "warning: not converted: b: no [weights]\n" in err
+    assert f"warning: {said}: b: no [weights]\n" in err
 
 
 def test_without_a_config_the_defaults_serve_and_that_is_said(run: Run) -> None:
