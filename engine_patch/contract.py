@@ -307,7 +307,15 @@ SERVER_SYMBOLS = (
     ),
 )
 
-ALL_SYMBOLS = ENGINE_SYMBOLS + V1_SYMBOLS + V2_SYMBOLS + SERVER_SYMBOLS
+_RESIDUAL = "returns (hidden, residual), whose sum is the residual stream"
+DECODER_SYMBOLS = (
+    Symbol("vllm.model_executor.models.llama", "LlamaDecoderLayer.forward", "ab84e40134637a42", _RESIDUAL),
+    Symbol("vllm.model_executor.models.qwen2", "Qwen2DecoderLayer.forward", "2dbae90ca479be51", _RESIDUAL),
+    Symbol("vllm.model_executor.models.qwen3", "Qwen3DecoderLayer.forward", "2dbae90ca479be51", _RESIDUAL),
+)
+"""Each is checked where a model of it is served."""
+
+ALL_SYMBOLS = ENGINE_SYMBOLS + V1_SYMBOLS + V2_SYMBOLS + SERVER_SYMBOLS + DECODER_SYMBOLS
 
 
 def installed_version() -> tuple[str, str] | None:

@@ -12,9 +12,10 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-PREFILL_ONLY_METHODS = frozenset({"lorap"})
-ALL_TOKEN_METHODS = frozenset({"lora"})
+PREFILL_ONLY_METHODS = frozenset({"lorap", "direftp", "lorap+direftp"})
+ALL_TOKEN_METHODS = frozenset({"lora", "direft", "lora+direft"})
 METHODS = PREFILL_ONLY_METHODS | ALL_TOKEN_METHODS
+"""An adapter with both parts has one rule for both."""
 
 Positions = TypeVar("Positions", int, "npt.NDArray[np.int64]")
 
@@ -28,6 +29,11 @@ def is_prefill_only(method: str) -> bool:
     if method not in METHODS:
         raise ValueError(f"unknown adapter method {method!r}; known: {', '.join(sorted(METHODS))}")
     return method in PREFILL_ONLY_METHODS
+
+
+def parts(method: str) -> frozenset[str]:
+    """What an adapter of `method` is made of: `lora`, `direft`, or both."""
+    return frozenset(part.removesuffix("p") for part in method.split("+"))
 
 
 def num_adapted(num_prompt_tokens: Positions, start: Positions, count: Positions) -> Positions:

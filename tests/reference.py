@@ -1,7 +1,8 @@
 """The reference that served answers are held against: a plain Hugging Face forward pass in float32 with the mask i < n.
 
 Written without the training code and without the engine's: the update is added by hooks on the base model's linear layers,
-straight from the formula `y_i = W x_i + m_i scaling B A x_i`.
+straight from the formulas `y_i = W x_i + m_i scaling B A x_i` and `h_i <- h_i + m_i W2^T (W1 h_i + b)`, the latter on what
+decoder blocks give out.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from engine_patch.adapter import Adapter, LoraPair
+from engine_patch.adapter import Adapter, LowRankPair
 from engine_patch.base_model import BaseFingerprint
+from engine_patch.rule import parts
+from preft_cli.models.modules import Modules
 
 
 class MaskedReference:
@@ -45,13 +48,19 @@ class MaskedReference:
 
     @contextmanager
     def _adapted(self, adapter: Adapter | None, mask: torch.Tensor) -> Iterator[None]:
-        def hook(pair: LoraPair) -> Any:
+        def lora(pair: LowRankPair) -> Any:
             a, b = pair.a.float().to(mask.device), pair.b.float().to(mask.device)
             return lambda module, args, output: output + mask * (args[0] @ a.T @ b.T) * pair.scaling
 
+        def direft(pair: LowRankPair) -> Any:
+            w1, w2, b = (t.float().to(mask.device) for t in (pair.a, pair.b.T, pair.bias) if t is not None)
+            return lambda module, args, output: output + mask * ((output @ w1.T + b) @ w2)
+
         handles = [
-            self.model.get_submodule(name).register_forward_hook(hook(pair))
-            for name, pair in (adapter.loras.items() if adapter else ())
+            self.model.get_submodule(name.removesuffix(".residual")).register_forward_hook(
+                direft(pair) if name.endswith(".residual") else lora(pair)
+            )
+            for name, pair in (adapter.pairs.items() if adapter else ())
         ]
         try:
             yield
@@ -61,7 +70,7 @@ class MaskedReference:
 
 
 def random_adapter(
-    modules: dict[str, tuple[int, int]],
+    modules: Modules,
     base: BaseFingerprint,
     *,
     seed: int,
@@ -72,9 +81,19 @@ def random_adapter(
     """An adapter that changes answers a lot, for tests: a wrong method must not look like rounding."""
     generator = torch.Generator().manual_seed(seed)
 
-    def pair(width: int, out: int) -> LoraPair:
-        a = torch.randn(rank, width, generator=generator) * width**-0.5
-        b = torch.randn(out, rank, generator=generator) * 0.3 * loud * rank**-0.5
-        return LoraPair(a, b, scaling=2.0)
+    def randn(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator)
 
-    return Adapter(method=method, base=base, loras={name: pair(*shape) for name, shape in modules.items()}, meta={})
+    def lora(width: int, out: int) -> LowRankPair:
+        return LowRankPair(randn(rank, width) * width**-0.5, randn(out, rank) * 0.3 * loud * rank**-0.5, scaling=2.0)
+
+    def direft(width: int, out: int) -> LowRankPair:
+        w1, w2 = randn(rank, width) * width**-0.5, randn(out, rank) * 0.3 * loud * rank**-0.5
+        return LowRankPair(w1, w2, scaling=1.0, bias=randn(rank))
+
+    pairs: dict[str, LowRankPair] = {}
+    if "lora" in parts(method):
+        pairs |= {name: lora(*shape) for name, shape in modules.linear.items()}
+    if "direft" in parts(method):
+        pairs |= {name: direft(*shape) for name, shape in modules.streams.items()}
+    return Adapter(method=method, base=base, pairs=pairs, meta={})

@@ -87,6 +87,32 @@ class SegmentPunicaWrapper(PunicaWrapperCPU):  # type: ignore[misc]
                     y[rows, left : left + width] += shrunk @ pool[b : b + rank * width].view(rank, width)
                 left += width
 
+    def add_intervention(
+        self,
+        hidden: torch.Tensor,
+        residual: torch.Tensor,
+        lora_a_stacked: tuple[torch.Tensor, ...],
+        lora_b_stacked: tuple[torch.Tensor, ...],
+    ) -> None:
+        """`hidden[segment] += (h[segment] @ W1.T + b) @ W2` for every segment, where h is `hidden + residual`.
+
+        Args:
+            hidden: `[num_tokens, width]`, changed in place.
+            residual: `[num_tokens, width]`.
+            lora_a_stacked: as of a linear layer.
+            lora_b_stacked: as of a linear layer with one slice.
+        """
+        if not lora_a_stacked or not self.segments:
+            return
+        (pool,), table, width = lora_a_stacked, lora_b_stacked[0], hidden.shape[1]
+        for segment in self.segments:
+            ((a, b, rank, _),), rows = table[segment.slot].tolist(), slice(segment.start, segment.stop)
+            if rank:
+                end = a + rank * width
+                stream, w1 = hidden[rows] + residual[rows], pool[a:end].view(rank, width)
+                shrunk = torch.addmm(pool[end : end + rank], stream, w1.T)
+                hidden[rows] += shrunk @ pool[b : b + rank * width].view(rank, width)
+
 
 def patch() -> None:
     """Let the CPU platform choose this class."""

@@ -14,6 +14,7 @@ import torch
 
 from engine_patch.base_model import BaseFingerprint
 from engine_patch.pool.limits import Sizes
+from engine_patch.pool.streams import hook_streams
 
 Index = torch.Tensor | None
 """Positions that a share takes of a dimension, int64 `[share]`; None: all."""
@@ -21,7 +22,7 @@ Index = torch.Tensor | None
 
 @dataclass(frozen=True, eq=False)
 class Slice:
-    """One module of the model: all of a wrapped layer, or one part of a fused one."""
+    """One module of the model: all of a wrapped layer, one part of a fused one, or a residual stream."""
 
     module: str
     in_features: int
@@ -45,16 +46,21 @@ class Slice:
 
 @dataclass(frozen=True, eq=False)
 class EngineLayers:
-    """The linear layers that vLLM's adapter manager wraps, in the order of the model."""
+    """The linear layers that vLLM's adapter manager wraps, in the order of the model, and then the residual streams."""
 
     layers: list[tuple[Any, list[Slice]]]
-    """Each wrapped layer with its parts."""
+    """Each wrapped layer, or `ResidualStream`, with its parts."""
     base: BaseFingerprint
 
     @classmethod
-    def of(cls, manager: Any) -> EngineLayers:
-        """Look into vLLM's `LoRAModelManager`."""
-        layers = []
+    def of(cls, manager: Any, declared: bool = False) -> EngineLayers:
+        """Look into vLLM's `LoRAModelManager`, and hook its model's decoder blocks.
+
+        Args:
+            manager: with its layers wrapped already.
+            declared: see `hook_streams`.
+        """
+        layers: list[tuple[Any, list[Slice]]] = []
         for name, layer in manager.modules.items():
             parts = manager.packed_modules.get(name) or [name]
             shapes = part_shapes(layer.base_layer, len(parts))
@@ -62,6 +68,8 @@ class EngineLayers:
                 shares = part_shares(layer, shapes)
                 slices = [Slice(*one, *share) for one, share in zip(_named(parts, shapes), shares, strict=True)]
                 layers.append((layer, slices))
+        for name, stream in hook_streams(manager, declared).items():
+            layers.append((stream, [Slice(name, stream.width, stream.width, columns=None, rows=None)]))
         return cls(layers, BaseFingerprint.from_hf_config(manager.model.config))
 
     @cached_property

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict
 
 from engine_patch.base_model import BaseFingerprint
 from engine_patch.errors import PreftError
+from engine_patch.residual import is_stream, unknown
 from engine_patch.store.format import Group, Header, expand_groups
 from engine_patch.store.layout import PAGE_BYTES, ModuleLayout, PageLayout, plan_pages
 
@@ -30,7 +31,7 @@ class Limits(BaseModel):
     """`BaseFingerprint.to_dict` of the model that it serves."""
     max_rank: int
     modules: dict[str, Sizes]
-    """Every linear layer that can be adapted, by its name in the model, in the order of the table of weights."""
+    """Every linear layer and residual stream that can be adapted, by name, in the order of the table of weights."""
     itemsize: int
     """Bytes of an element on the device."""
     device_bytes: int
@@ -49,8 +50,10 @@ class Limits(BaseModel):
             )
         if difference := header.base.mismatch(BaseFingerprint.from_dict(self.base)):
             raise PreftError(f"{where} belongs to another base model: {difference}")
-        if unknown := sorted(set(header.modules) - set(self.modules)):
-            raise PreftError(f"{where} adapts modules that this engine does not have: {', '.join(unknown[:5])}")
+        if missing := sorted(set(header.modules) - set(self.modules)):
+            if is_stream(missing[0]) and not any(map(is_stream, self.modules)):
+                raise PreftError(f"{where} cannot be served: {unknown(str(self.base.get('model_type')))}")
+            raise PreftError(f"{where} adapts modules that this engine does not have: {', '.join(missing[:5])}")
         for name, module in header.modules.items():
             found, here = (module.in_features, module.out_features), self.modules[name].whole
             if found != here:
@@ -70,7 +73,10 @@ class Limits(BaseModel):
 
     def largest_pages(self) -> int:
         """Pages of an adapter of the largest rank on all modules."""
-        modules = {name: ModuleLayout(self.max_rank, *sizes.local, 1.0) for name, sizes in self.modules.items()}
+        modules = {
+            name: ModuleLayout(self.max_rank, *sizes.local, 1.0, bias=is_stream(name))
+            for name, sizes in self.modules.items()
+        }
         return plan_pages(modules, self.itemsize).num_pages
 
 
@@ -80,5 +86,6 @@ def _share_layout(
 ) -> PageLayout:
     sizes = dict(local)
     return plan_pages(
-        {name: ModuleLayout(m.rank, *sizes[name], m.scaling) for name, m in expand_groups(groups).items()}, itemsize
+        {name: ModuleLayout(m.rank, *sizes[name], m.scaling, m.bias) for name, m in expand_groups(groups).items()},
+        itemsize,
     )

@@ -78,9 +78,9 @@ def make_create(upstream: Any) -> Any:
     def create_lora_manager(self: Any, model: Any, vllm_config: Any) -> Any:
         wrapped = upstream(self, model, vllm_config)
         config, inner = self.lora_config, self._adapter_manager
-        layers = EngineLayers.of(inner)
         extra = vllm_config.additional_config
         options = extra.get("preft", {}) if isinstance(extra, dict) else {}
+        layers = EngineLayers.of(inner, bool(options.get("residual_stream")))
         limits = limits_of(layers, config.max_lora_rank, inner.lora_slots, config.lora_dtype.itemsize, options)
         self.preft = AdapterTiers(layers, limits, inner.lora_slots, config.lora_dtype, self.device)
         self.preft_ids, self.preft_dummies = {}, set()
@@ -94,7 +94,7 @@ def limits_of(layers: EngineLayers, max_rank: int, num_slots: int, itemsize: int
     """What a worker can serve. Sizes that are not given: room for as many of the largest adapters as there are slots.
 
     Args:
-        layers: the engine's linear layers.
+        layers: what the engine can adapt.
         max_rank: the largest rank that its kernels take.
         num_slots: adapters of one step.
         itemsize: bytes of an element on the device.

@@ -73,10 +73,11 @@ class Sharer:
         mine = into.view(self._dtype)
         for name, block in layout_of(header.groups, DTYPES[header.dtype].itemsize).blocks.items():
             part = self._slices[name]
-            a, b = views(mine, share.layout.blocks[name])
-            from_a, from_b = views(whole, block)
-            a.copy_(from_a if part.columns is None else from_a[:, part.columns])
-            b.copy_(from_b if part.rows is None else from_b[:, part.rows])
+            to, source = views(mine, share.layout.blocks[name]), views(whole, block)
+            to.a.copy_(source.a if part.columns is None else source.a[:, part.columns])
+            to.b.copy_(source.b if part.rows is None else source.b[:, part.rows])
+            if to.bias is not None and source.bias is not None:
+                to.bias.copy_(source.bias)
 
 
 def table_rows(layout: PageLayout, slices: dict[str, Slice]) -> torch.Tensor:

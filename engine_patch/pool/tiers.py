@@ -173,7 +173,7 @@ class AdapterTiers:
 
     def warm_up(self, rank: int) -> None:
         """Let every slot read zeros from the pool, which is still empty, with a rank that it has room for."""
-        widest = max(max(sizes.local) for sizes in self.limits.modules.values())
+        widest = 1 + max(max(sizes.local) for sizes in self.limits.modules.values())  # with a bias
         self.device.point_to_zeros(min(rank, self.device.pool.numel() // widest))
 
     def forget(self, digest: str) -> bool:

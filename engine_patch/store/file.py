@@ -43,12 +43,12 @@ def encode(adapter: Adapter) -> tuple[Header, memoryview]:
 
     groups = group_modules(
         {
-            name: ModuleLayout(pair.rank, pair.in_features, pair.out_features, pair.scaling)
-            for name, pair in adapter.loras.items()
+            name: ModuleLayout(pair.rank, pair.in_features, pair.out_features, pair.scaling, pair.bias is not None)
+            for name, pair in adapter.pairs.items()
         }
     )
-    layout = layout_of(groups, next(iter(adapter.loras.values())).a.element_size())
-    pages = tensor_bytes(pack(adapter.loras, layout))
+    layout = layout_of(groups, next(iter(adapter.pairs.values())).a.element_size())
+    pages = tensor_bytes(pack(adapter.pairs, layout))
     header = Header(
         method=adapter.method,
         rank=adapter.rank,

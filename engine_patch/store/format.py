@@ -22,6 +22,7 @@ from pydantic_core import from_json
 
 from engine_patch.base_model import BaseFingerprint
 from engine_patch.errors import PreftError
+from engine_patch.residual import is_stream
 from engine_patch.store.layout import PAGE_BYTES, ModuleLayout, PageLayout, join_module, plan_pages, split_module
 
 FORMAT_VERSION = 2
@@ -70,7 +71,7 @@ class Header:
 def expand_groups(groups: tuple[Group, ...]) -> dict[str, ModuleLayout]:
     """The inverse of `group_modules`; shared by all adapters of one kind, so not to be changed."""
     return {
-        join_module(layer, suffix): ModuleLayout(rank, in_features, out_features, scaling)
+        join_module(layer, suffix): ModuleLayout(rank, in_features, out_features, scaling, bias=is_stream(suffix))
         for suffix, in_features, out_features, rank, scaling, layers in groups
         for layer in layers
     }

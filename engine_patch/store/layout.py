@@ -6,6 +6,9 @@ layers (q, k and v are one in the engine; so are gate and up). A fused layer's p
     A of each of its modules    [rank, in_features]
     B of each of its modules    [rank, out_features]   (transposed, so that each rank's column is contiguous)
 
+The residual stream after a layer is like a layer of its own that follows, with W1 for A and W2 for B; right behind W1 lies its
+bias, [rank].
+
 Each module has its own rank, so nothing is padded to the largest, and what is not adapted takes no room. The run ends on a page
 boundary: pages are the unit in which the pools give out memory. Scalings stand beside the tensors and are not folded into them:
 folding would round once more, and the kernels apply them in float32.
@@ -17,14 +20,16 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from engine_patch import residual
+
 PAGE_BYTES = 4096
 """The unit of files and pools, and the alignment of the pages in a file."""
 
 ALIGNMENT = 16
 """Elements: every tensor starts where the widest vector loads may begin."""
 
-FUSED = (("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",))
-"""The engine's fused linear layers, in the order of a decoder layer's computation."""
+FUSED = (("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",), (residual.SUFFIX,))
+"""The engine's fused linear layers, in the order of a decoder layer's computation; the residual stream comes last."""
 
 _PLACE = {name: (group, index) for group, names in enumerate(FUSED) for index, name in enumerate(names)}
 
@@ -34,12 +39,19 @@ _LAYER = re.compile(r"(.*?\.\d+)\.(.+)")
 
 @dataclass(frozen=True)
 class ModuleLayout:
-    """One adapted linear layer."""
+    """One adapted linear layer, or residual stream."""
 
     rank: int
     in_features: int
     out_features: int
     scaling: float
+    bias: bool = False
+    """Whether a bias lies behind A."""
+
+    @property
+    def a_elements(self) -> int:
+        """Of A, with the bias behind it."""
+        return self.rank * (self.in_features + self.bias)
 
 
 @dataclass(frozen=True)
@@ -83,7 +95,7 @@ def plan_pages(modules: Mapping[str, ModuleLayout], itemsize: int) -> PageLayout
     a_offsets, b_offsets, end = {}, {}, 0
     for names in fused.values():
         for name in names:
-            a_offsets[name], end = end, _aligned(end + modules[name].rank * modules[name].in_features)
+            a_offsets[name], end = end, _aligned(end + modules[name].a_elements)
         for name in names:
             b_offsets[name], end = end, _aligned(end + modules[name].rank * modules[name].out_features)
     blocks = {

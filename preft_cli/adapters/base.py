@@ -18,13 +18,18 @@ class BaseFacts(NamedTuple):
     fingerprint: BaseFingerprint
     shapes: dict[str, tuple[int, int]]
     """(in_features, out_features) by module name: the decoder's linear layers."""
+    streams: dict[str, tuple[int, int]]
+    """The same of its residual streams; empty if they are not known."""
 
     @classmethod
-    def of(cls, base: BaseModel) -> BaseFacts:
-        """From a resolved base model; reads its config and samples of its weights."""
-        from preft_cli.models import linear_modules
+    def of(cls, base: BaseModel, declared: bool = False) -> BaseFacts:
+        """From a resolved base model; reads its config and samples of its weights.
 
-        return cls(base.name, base.fingerprint, linear_modules(base))
+        `declared` is the config's `model.residual_stream`.
+        """
+        from preft_cli.models.modules import modules_of
+
+        return cls(base.name, base.fingerprint, *modules_of(base, declared))
 
 
 class Loaded(NamedTuple):

@@ -61,14 +61,14 @@ def save_trained(
         )
     except PreftError as error:
         raise UserError(str(error)) from error
-    for module, pair in adapter.loras.items():
+    for module, pair in adapter.pairs.items():
         if (pair.rank, pair.scaling) != (config.rank, config.scaling):
             raise UserError(
                 f"{module} has rank {pair.rank} and scaling {pair.scaling}, but the adapter's settings give "
                 f"{config.rank} and {config.scaling}"
             )
     with atomic_folder(folder) as temporary:
-        save_file(to_tensors(adapter.loras), temporary / TRAINED_WEIGHTS)
+        save_file(to_tensors(adapter.pairs), temporary / TRAINED_WEIGHTS)
         (temporary / TRAINED_CONFIG).write_text(config.model_dump_json(indent=2) + "\n", encoding="utf-8")
 
 
@@ -82,9 +82,9 @@ def load_trained(folder: Path) -> Adapter:
     path = folder / TRAINED_WEIGHTS
     if not path.is_file():
         raise UserError(f"{folder}: {TRAINED_WEIGHTS} is missing; train again, or copy the whole folder")
-    loras = to_pairs(load_safetensors(path), lambda module: (config.rank, config.scaling), path)
+    pairs = to_pairs(load_safetensors(path), lambda module: (config.rank, config.scaling), path)
     try:
-        adapter = Adapter(config.method, BaseFingerprint.from_dict(config.base), loras, _meta(config))
+        adapter = Adapter(config.method, BaseFingerprint.from_dict(config.base), pairs, _meta(config))
     except PreftError as error:
         raise UserError(f"{path}: {error}") from error
     if adapter.digest() != config.digest:
@@ -104,10 +104,10 @@ def load_trained_for(folder: Path, base: BaseFacts) -> Loaded:
     adapter = load_trained(folder)
     path = folder / TRAINED_WEIGHTS
     recorded = read_trained_config(folder)
-    check_against_base(adapter.loras, base.shapes, base.name, path)
+    check_against_base(adapter.pairs, base.shapes, base.name, path)
     if difference := adapter.base.mismatch(base.fingerprint):
         raise UserError(f"{folder} is for another base model ({recorded.base_model}): {difference}")
-    check_complete(adapter.loras, targeted({"target_modules": recorded.target_modules}, base.shapes), path)
+    check_complete(adapter.pairs, targeted({"target_modules": recorded.target_modules}, base.shapes), path)
     return Loaded(adapter, [])
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from engine_patch.adapter import LoraPair
+from engine_patch.adapter import LowRankPair
 from preft_cli.adapters.names import LoraName, explain_foreign, parse, tensor_name
 from preft_cli.errors import UserError
 
@@ -17,7 +17,7 @@ Shapes = Mapping[str, tuple[int, int]]
 
 def to_pairs(
     tensors: Mapping[str, torch.Tensor], rank_and_scaling: Callable[[str], tuple[int, float]], where: Path
-) -> dict[str, LoraPair]:
+) -> dict[str, LowRankPair]:
     """Pair up lora_A [rank, in_features] and lora_B [out_features, rank] of each module.
 
     Raises:
@@ -48,7 +48,7 @@ def to_pairs(
 
 def _pair(
     module: str, parts: dict[str, torch.Tensor], rank_and_scaling: Callable[[str], tuple[int, float]], where: Path
-) -> LoraPair:
+) -> LowRankPair:
     for part in "AB":
         if part not in parts:
             raise UserError(f"{where}: tensor {tensor_name(module, part)} is missing; save the adapter again")
@@ -61,25 +61,25 @@ def _pair(
         )
     if not (torch.isfinite(a).all() and torch.isfinite(b).all()):
         raise UserError(f"{where}: {module} holds NaN or infinite values; the training diverged, use an earlier state")
-    return LoraPair(a, b, scaling)
+    return LowRankPair(a, b, scaling)
 
 
-def to_tensors(loras: Mapping[str, LoraPair]) -> dict[str, torch.Tensor]:
+def to_tensors(pairs: Mapping[str, LowRankPair]) -> dict[str, torch.Tensor]:
     """The pairs under PEFT's tensor names, contiguous, in their own dtype."""
     tensors = {}
-    for module, pair in loras.items():
+    for module, pair in pairs.items():
         tensors[tensor_name(module, "A")] = pair.a.detach().cpu().contiguous()
         tensors[tensor_name(module, "B")] = pair.b.detach().cpu().contiguous()
     return tensors
 
 
-def check_against_base(loras: Mapping[str, LoraPair], shapes: Shapes, base_name: str, where: Path) -> None:
+def check_against_base(pairs: Mapping[str, LowRankPair], shapes: Shapes, base_name: str, where: Path) -> None:
     """Refuse an adapter whose tensors match no module of the base model, or do not fit it.
 
     Raises:
         UserError: with both values: layer numbers, or the features of a module.
     """
-    unknown = [name for name in sorted(loras) if name not in shapes]
+    unknown = [name for name in sorted(pairs) if name not in shapes]
     if unknown:
         layers, base_layers = layer_numbers(unknown), layer_numbers(shapes)
         if layers and base_layers and max(layers) > max(base_layers):
@@ -88,11 +88,11 @@ def check_against_base(loras: Mapping[str, LoraPair], shapes: Shapes, base_name:
                 f"has {len(base_layers)} layers (0 to {max(base_layers)})"
             )
         raise UserError(
-            f"{where}: {len(unknown)} of {len(loras)} adapted modules do not exist in {base_name} or cannot be served, "
+            f"{where}: {len(unknown)} of {len(pairs)} adapted modules do not exist in {base_name} or cannot be served, "
             f"such as {unknown[0]}; its modules are named like {next(iter(shapes), '(none)')}"
         )
-    for name in sorted(loras):
-        pair, (in_features, out_features) = loras[name], shapes[name]
+    for name in sorted(pairs):
+        pair, (in_features, out_features) = pairs[name], shapes[name]
         if (pair.in_features, pair.out_features) != (in_features, out_features):
             raise UserError(
                 f"{where} is for another base model: {name} has {pair.in_features} inputs and {pair.out_features} "
@@ -100,16 +100,16 @@ def check_against_base(loras: Mapping[str, LoraPair], shapes: Shapes, base_name:
             )
 
 
-def check_complete(loras: Mapping[str, LoraPair], expected: Iterable[str], where: Path) -> None:
+def check_complete(pairs: Mapping[str, LowRankPair], expected: Iterable[str], where: Path) -> None:
     """Refuse an adapter that lacks modules which its config names, or has others.
 
     Raises:
         UserError: with the number and an example.
     """
     wanted = set(expected)
-    missing, extra = sorted(wanted - loras.keys()), sorted(loras.keys() - wanted)
+    missing, extra = sorted(wanted - pairs.keys()), sorted(pairs.keys() - wanted)
     if missing:
-        found, need = layer_numbers(loras), layer_numbers(wanted)
+        found, need = layer_numbers(pairs), layer_numbers(wanted)
         layers = f" (layers {min(found)} to {max(found)} of {min(need)} to {max(need)})" if found < need else ""
         raise UserError(
             f"{where}: tensors of {len(missing)} of {len(wanted)} modules are missing, such as {missing[0]}{layers}; "

@@ -45,13 +45,13 @@ def load_peft(folder: Path, base: BaseFacts, method: str | None = None) -> Loade
     if (config["peft_type"] == "LORAP") != prefill_only:
         raise UserError(f"{config_path}: peft_type {config['peft_type']!r} does not belong in a file of this name")
     weights, tensors = _weights(folder, PREFILL_WEIGHTS if prefill_only else PEFT_WEIGHTS)
-    loras = to_pairs(tensors, lambda module: rank_and_scaling(config, module), weights)
-    check_against_base(loras, base.shapes, base.name, weights)
-    check_complete(loras, targeted(config, base.shapes), weights)
+    pairs = to_pairs(tensors, lambda module: rank_and_scaling(config, module), weights)
+    check_against_base(pairs, base.shapes, base.name, weights)
+    check_complete(pairs, targeted(config, base.shapes), weights)
     own = "lorap" if prefill_only else "lora"
     meta = {"source": "peft", "peft": _recorded(config)}
     try:
-        adapter = Adapter(method or own, base.fingerprint, loras, meta)
+        adapter = Adapter(method or own, base.fingerprint, pairs, meta)
     except PreftError as error:
         raise UserError(f"{weights}: {error}") from error
     return Loaded(adapter, _warnings(config, adapter, base))
@@ -78,7 +78,7 @@ def _recorded(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _warnings(config: dict[str, Any], adapter: Adapter, base: BaseFacts) -> list[str]:
-    warnings = [f"{pattern} matches no module and does nothing" for pattern in idle_patterns(config, adapter.loras)]
+    warnings = [f"{pattern} matches no module and does nothing" for pattern in idle_patterns(config, adapter.pairs)]
     recorded = config.get("base_model_name_or_path")
     if recorded and recorded != base.name and Path(recorded).name != Path(base.name).name:
         warnings.append(f"it records the base model {recorded!r} and is converted for {base.name!r}; the shapes agree")

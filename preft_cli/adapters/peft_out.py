@@ -45,7 +45,7 @@ def write_peft(folder: Path, adapter: Adapter) -> list[Path]:
     with atomic_folder(folder) as temporary:
         (temporary / names[0]).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
         try:
-            save_file(to_tensors(adapter.loras), temporary / names[1], metadata={"format": "pt"})
+            save_file(to_tensors(adapter.pairs), temporary / names[1], metadata={"format": "pt"})
         except SafetensorError as error:  # a full disk, for one
             raise UserError(f"cannot write {folder / names[1]}: {error}; nothing was changed there") from error
     return [folder / name for name in names]
@@ -69,14 +69,14 @@ def peft_config(adapter: Adapter) -> dict[str, Any]:
 
 def _describes(config: dict[str, Any], adapter: Adapter) -> bool:
     try:
-        return all(rank_and_scaling(config, m) == (pair.rank, pair.scaling) for m, pair in adapter.loras.items())
+        return all(rank_and_scaling(config, m) == (pair.rank, pair.scaling) for m, pair in adapter.pairs.items())
     except (KeyError, TypeError, ZeroDivisionError, re.error):
         return False
 
 
 def _from_tensors(adapter: Adapter) -> dict[str, Any]:
     """Rank and alpha of most modules as the default, the others as anchored patterns."""
-    kinds = {module: (pair.rank, _alpha(pair.scaling, pair.rank)) for module, pair in adapter.loras.items()}
+    kinds = {module: (pair.rank, _alpha(pair.scaling, pair.rank)) for module, pair in adapter.pairs.items()}
     rank, alpha = Counter(kinds.values()).most_common(1)[0][0]
     return {
         "r": rank,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from engine_patch.adapter import Adapter, LoraPair
+from engine_patch.adapter import Adapter, LowRankPair
 from engine_patch.errors import PreftError
 from preft_cli.adapters.files import load_safetensors
 from preft_cli.adapters.layout import PEFT_CONFIG, PEFT_WEIGHTS, PREFILL_CONFIG, PREFILL_WEIGHTS
@@ -30,12 +30,12 @@ def holds_nothing_else(folder: Path, adapter: Adapter) -> bool:
 def _holds(config_path: Path, weights: Path, adapter: Adapter) -> bool:
     try:
         config = read_config(config_path)
-        loras = to_pairs(load_safetensors(weights), lambda module: rank_and_scaling(config, module), weights)
+        pairs = to_pairs(load_safetensors(weights), lambda module: rank_and_scaling(config, module), weights)
     except (UserError, PreftError):
         return False
-    return loras.keys() == adapter.loras.keys() and all(_equal(loras[m], pair) for m, pair in adapter.loras.items())
+    return pairs.keys() == adapter.pairs.keys() and all(_equal(pairs[m], pair) for m, pair in adapter.pairs.items())
 
 
-def _equal(one: LoraPair, other: LoraPair) -> bool:
+def _equal(one: LowRankPair, other: LowRankPair) -> bool:
     halves = ((one.a, other.a), (one.b, other.b))
     return one.scaling == other.scaling and all(x.dtype == y.dtype and torch.equal(x, y) for x, y in halves)

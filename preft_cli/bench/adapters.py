@@ -67,18 +67,18 @@ def random_adapter(
     """Adapter `index` of the plan's seed: A `[rank, in_features]` and B `[out_features, rank]` for each module."""
     import torch
 
-    from engine_patch.adapter import Adapter, LoraPair
+    from engine_patch.adapter import Adapter, LowRankPair
 
     generator = torch.Generator().manual_seed((plan.seed << 20) + index)
 
     def weights(*shape: int) -> torch.Tensor:
         return (torch.randn(shape, generator=generator) * WEIGHT_SCALE).to(getattr(torch, dtype))
 
-    loras = {
-        name: LoraPair(a=weights(plan.rank, size_in), b=weights(size_out, plan.rank), scaling=1.0)
+    pairs = {
+        name: LowRankPair(a=weights(plan.rank, size_in), b=weights(size_out, plan.rank), scaling=1.0)
         for name, (size_in, size_out) in modules.items()
     }
-    return Adapter(method="lora", base=base.fingerprint, loras=loras, meta={"source": "preft bench"})
+    return Adapter(method="lora", base=base.fingerprint, pairs=pairs, meta={"source": "preft bench"})
 
 
 def write(adapter: Adapter, kind: ArmKind, stem: Path) -> Path:

@@ -14,13 +14,14 @@ from pydantic_core import PydanticCustomError
 
 from preft_cli.config.sizes import Size
 
-Method = Literal["lorap", "lora"]
+Method = Literal["lorap", "direftp", "lorap+direftp", "lora", "direft", "lora+direft"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Arm = Literal["base", "lora", "lorap"]
 
 # No count of steps, tokens or adapters comes near the bound; libraries fail in strange ways beyond it.
 PositiveInt = Annotated[int, Field(gt=0, le=2**31 - 1)]
 Rank = Annotated[int, Field(gt=0, le=512)]
+Layer = Annotated[int, Field(ge=0, le=9999)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -62,6 +63,11 @@ class ModelConfig(Section):
     chat_template: Path | None = Field(
         None, description="A Jinja chat template file; default: the tokenizer's own. Training and serving use the same."
     )
+    residual_stream: bool = Field(
+        False,
+        description="For DiReFT on other than Llama, Qwen2 and Qwen3: declares that vLLM's decoder layers of this "
+        "architecture return (hidden, residual), whose sum is the residual stream.",
+    )
 
 
 class AdapterConfig(Section):
@@ -73,14 +79,23 @@ class AdapterConfig(Section):
         description="Its model name on the server: letters, digits, '.', '_', '-'.",
     )
     method: Method = Field(
-        "lorap", description="lorap: LoRA on prompt tokens only. lora: LoRA on all tokens, for comparison."
+        "lorap",
+        description="On prompt tokens only: lorap (LoRA on linear layers), direftp (DiReFT on the residual stream), "
+        "lorap+direftp. On all tokens, for comparison: lora, direft, lora+direft.",
     )
     rank: Rank = Field(16, description="Rank r of the low-rank update.")
-    alpha: float = Field(32.0, gt=0, description="The update is scaled by alpha / rank.")
+    alpha: float = Field(32.0, gt=0, description="LoRA is scaled by alpha / rank; DiReFT has no scale.")
     dropout: float = Field(0.0, ge=0, lt=1, description="Dropout on the adapter's input while training.")
     use_rslora: bool = Field(False, description="Scale by alpha / sqrt(rank) instead (rank-stabilised LoRA).")
     target_modules: Literal["all-linear"] | list[str] = Field(
-        "all-linear", description="all-linear, or module names such as [q_proj, v_proj]."
+        "all-linear", description="LoRA acts on: all-linear, or module names such as [q_proj, v_proj]."
+    )
+    layers: Literal["all"] | Annotated[list[Layer], Field(min_length=1)] = Field(
+        "all", description="DiReFT acts behind these decoder layers: all, or numbers from 0 on, such as [8, 15, 22]."
+    )
+    direft_rank: Rank | None = Field(None, description="Rank of the DiReFT part; default: rank.")
+    orthogonal: bool = Field(
+        False, description="Keep the rows of DiReFT's W2 orthonormal, as pyreft's DiReFT does; without: NoDiReFT."
     )
 
 

@@ -26,7 +26,7 @@ def read_source(path: Path, kind: Kind, base: BaseFacts, method: str | None = No
     if method is None or method == adapter.method:
         return Loaded(adapter, warnings)
     trained_as = adapter.meta.get("trained_as", adapter.method)
-    changed = Adapter(method, adapter.base, adapter.loras, {**adapter.meta, "trained_as": trained_as})
+    changed = Adapter(method, adapter.base, adapter.pairs, {**adapter.meta, "trained_as": trained_as})
     # Back to what it was trained as needs no warning.
     return Loaded(changed, warnings if method == trained_as else [*warnings, _changes(trained_as, method)])
 
@@ -51,7 +51,7 @@ def read_store_file(path: Path, base: BaseFacts) -> Adapter:
         raise UserError(str(error)) from error
     if difference := adapter.base.mismatch(base.fingerprint):
         raise UserError(f"{path} is for another base model: {difference}")
-    check_against_base(adapter.loras, base.shapes, base.name, path)
+    check_against_base(adapter.pairs, base.shapes, base.name, path)
     return adapter
 
 
@@ -64,8 +64,8 @@ def cast(adapter: Adapter, dtype: str | None) -> Adapter:
     if dtype is None or dtype == adapter.dtype:
         return adapter
     made = adapter.to(dtype)
-    for module, pair in made.loras.items():
-        for part, tensor, was in (("A", pair.a, adapter.loras[module].a), ("B", pair.b, adapter.loras[module].b)):
+    for module, pair in made.pairs.items():
+        for part, tensor, was in (("A", pair.a, adapter.pairs[module].a), ("B", pair.b, adapter.pairs[module].b)):
             if not tensor.isfinite().all():
                 raise UserError(
                     f"lora_{part} of {module} does not fit {dtype}: its largest value is {was.abs().max().item():.4g}; "

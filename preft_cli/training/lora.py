@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any
 
-from engine_patch.adapter import Adapter, LoraPair
+from engine_patch.adapter import Adapter, LowRankPair
 from engine_patch.base_model import BaseFingerprint
 from preft_cli.config.schema import AdapterConfig
 from preft_cli.errors import UserError
@@ -62,8 +62,8 @@ def add_lora(model: Any, config: AdapterConfig, targets: list[str]) -> Any:
 
 def extract_adapter(model: Any, method: str, base: BaseFingerprint, meta: dict[str, Any]) -> Adapter:
     """A copy of the trained weights, independent of `model`."""
-    loras = {
-        name: LoraPair(
+    pairs = {
+        name: LowRankPair(
             a=layer.lora_A[ADAPTER_NAME].weight.detach().cpu().clone(),
             b=layer.lora_B[ADAPTER_NAME].weight.detach().cpu().clone(),
             scaling=float(layer.scaling[ADAPTER_NAME]),
@@ -71,13 +71,13 @@ def extract_adapter(model: Any, method: str, base: BaseFingerprint, meta: dict[s
         for name, layer in model.get_base_model().named_modules()
         if hasattr(layer, "lora_A") and ADAPTER_NAME in layer.lora_A
     }
-    return Adapter(method=method, base=base, loras=loras, meta=meta)
+    return Adapter(method=method, base=base, pairs=pairs, meta=meta)
 
 
 def restore_adapter(model: Any, adapter: Adapter) -> None:
     """Put the weights of `extract_adapter` back into a model of the same config."""
     base = model.get_base_model()
-    for name, pair in adapter.loras.items():
+    for name, pair in adapter.pairs.items():
         layer = base.get_submodule(name)
         layer.lora_A[ADAPTER_NAME].weight.data.copy_(pair.a)
         layer.lora_B[ADAPTER_NAME].weight.data.copy_(pair.b)

@@ -25,15 +25,15 @@ def make_store(folder: Path, adapters: int) -> None:
     """`adapters` files: copies of a few distinct ones, so that making them takes seconds."""
     import torch
 
-    from engine_patch.adapter import Adapter, LoraPair
+    from engine_patch.adapter import Adapter, LowRankPair
     from engine_patch.base_model import BaseFingerprint
     from engine_patch.store import write_adapter
 
     base = BaseFingerprint("llama", 64, 128, 30, 4, 2, 1000, "0123456789abcdef")
     for index in range(min(DISTINCT, adapters)):
         rank = 4 * (1 + index % 4)
-        loras = {
-            f"model.layers.{layer}.self_attn.{name}": LoraPair(torch.randn(rank, 64), torch.randn(64, rank), 2.0)
+        pairs = {
+            f"model.layers.{layer}.self_attn.{name}": LowRankPair(torch.randn(rank, 64), torch.randn(64, rank), 2.0)
             for layer in range(30)
             for name in ("q_proj", "v_proj")
         }
@@ -42,7 +42,7 @@ def make_store(folder: Path, adapters: int) -> None:
             "step": index,
             "peft": {"r": rank, "target_modules": ["q_proj", "v_proj"]},
         }
-        write_adapter(folder / f"user-{index:05}.preft", Adapter("lorap", base, loras, meta))
+        write_adapter(folder / f"user-{index:05}.preft", Adapter("lorap", base, pairs, meta))
     for index in range(DISTINCT, adapters):
         shutil.copyfile(folder / f"user-{index % DISTINCT:05}.preft", folder / f"user-{index:05}.preft")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from engine_patch.adapter import DTYPES, Adapter, LoraPair
+from engine_patch.adapter import DTYPES, Adapter, LowRankPair
 from engine_patch.base_model import BaseFingerprint
 from engine_patch.pool.layers import EngineLayers, Slice
 from engine_patch.pool.limits import Limits
@@ -69,9 +69,9 @@ def random_adapter(
     def weights(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator).mul_(0.01).to(DTYPES[dtype])
 
-    def pair(name: str, width: int, out: int) -> LoraPair:
+    def pair(name: str, width: int, out: int) -> LowRankPair:
         rank = ranks if isinstance(ranks, int) else ranks[name]
-        return LoraPair(weights(rank, width), weights(out, rank), SCALING)
+        return LowRankPair(weights(rank, width), weights(out, rank), SCALING)
 
     return Adapter("lorap", base, {name: pair(name, *sizes) for name, sizes in modules.items()})
 
@@ -95,4 +95,4 @@ def write_ref(path: Path, adapter: Adapter) -> AdapterRef:
 
 def weight_bytes(adapter: Adapter) -> int:
     """Of A and B of every module at its own rank."""
-    return sum(t.numel() * t.element_size() for pair in adapter.loras.values() for t in (pair.a, pair.b))
+    return sum(t.numel() * t.element_size() for pair in adapter.pairs.values() for t in (pair.a, pair.b))

@@ -12,7 +12,7 @@ import pytest
 from engine_patch.adapter import Adapter
 from engine_patch.store.file import write_adapter
 from preft_cli.models import resolve
-from preft_cli.models.modules import linear_modules
+from preft_cli.models.modules import Modules, modules_of
 from tests.reference import MaskedReference, random_adapter
 
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
@@ -34,8 +34,8 @@ def reference(smollm2: Any) -> MaskedReference:
 def adapters(smollm2: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Adapter]]:
     """Name -> (file, adapter): two prefill-only ones of different rank, one on all tokens, one on few modules."""
     folder = tmp_path_factory.mktemp("store")
-    modules, base = linear_modules(smollm2), smollm2.fingerprint
-    few = {name: shape for name, shape in modules.items() if name.endswith(("q_proj", "down_proj"))}
+    modules, base = modules_of(smollm2), smollm2.fingerprint
+    few = Modules({n: shape for n, shape in modules.linear.items() if n.endswith(("q_proj", "down_proj"))}, {})
     made = {
         "one": random_adapter(modules, base, seed=1, rank=8),
         "two": random_adapter(modules, base, seed=2, rank=16),

@@ -13,7 +13,7 @@ import torch
 from engine_patch.adapter import Adapter
 from engine_patch.requests import lora_request
 from engine_patch.store.file import write_adapter
-from preft_cli.models.modules import linear_modules
+from preft_cli.models.modules import modules_of
 from tests.reference import MaskedReference, random_adapter
 from tests.schedules.models import tiny_llama
 
@@ -29,7 +29,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Masked
 
     folder = tmp_path_factory.mktemp("many")
     base = tiny_llama(folder / "tiny")
-    modules = linear_modules(base)
+    modules = modules_of(base)
     adapters = [random_adapter(modules, base.fingerprint, seed=index, loud=2) for index in range(COUNT)]
     files = [folder / f"{index}.preft" for index in range(COUNT)]
     for file, adapter in zip(files, adapters, strict=True):

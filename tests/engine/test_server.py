@@ -23,7 +23,7 @@ import torch
 
 from engine_patch.adapter import Adapter
 from engine_patch.store.file import read_header, write_adapter
-from preft_cli.models.modules import linear_modules
+from preft_cli.models.modules import Modules, modules_of
 from tests.reference import MaskedReference, random_adapter
 
 pytestmark = pytest.mark.engine
@@ -168,7 +168,7 @@ def test_a_replaced_file_answers_with_its_new_weights_and_from_no_old_kv(
         answer = server.chat("one", long, max_tokens=4, **LOGPROBS)
         assert gap_to(adapters["one"][1], answer, reference) < 1e-3
     assert metric(server, "vllm:prefix_cache_hits_total") - before >= 128
-    new = random_adapter(linear_modules(smollm2), smollm2.fingerprint, seed=77, rank=8)
+    new = random_adapter(modules_of(smollm2), smollm2.fingerprint, seed=77, rank=8)
     write_adapter(folder / "one.preft", new)
     assert gap_to(new, server.chat("one", long, max_tokens=4, **LOGPROBS), reference) < 1e-3
 
@@ -177,7 +177,7 @@ def test_turn_two_of_a_chat_equals_a_cold_answer(
     server: Server, folder: Path, smollm2: Any, reference: MaskedReference
 ) -> None:
     """Its prompt holds what turn one has generated, without the adapter, and what is now prompt."""
-    adapter = random_adapter(linear_modules(smollm2), smollm2.fingerprint, seed=78, rank=8)
+    adapter = random_adapter(modules_of(smollm2), smollm2.fingerprint, seed=78, rank=8)
     write_adapter(folder / "one.preft", adapter)
     first = server.get(
         "/v1/completions",
@@ -233,7 +233,7 @@ def test_beam_search_is_refused_since_it_feeds_answers_back_as_prompt(server: Se
 def test_a_file_of_another_base_model_is_refused_also_later(server: Server, folder: Path, smollm2: Any) -> None:
     kept = (folder / "one.preft").read_bytes()
     other = dataclasses.replace(smollm2.fingerprint, weights="0" * 16)
-    write_adapter(folder / "one.preft", random_adapter(linear_modules(smollm2), other, seed=5))
+    write_adapter(folder / "one.preft", random_adapter(modules_of(smollm2), other, seed=5))
     with pytest.raises(urllib.error.HTTPError) as caught:
         server.chat("one", "hello")
     assert caught.value.code == 400
@@ -245,10 +245,10 @@ def test_a_file_of_another_base_model_is_refused_also_later(server: Server, fold
 def test_tensors_of_another_size_are_refused_each_time(server: Server, folder: Path, smollm2: Any, change: int) -> None:
     """Larger ones do not fit into a slot; smaller ones do, and would answer with a part of the weights."""
     kept = (folder / "one.preft").read_bytes()
-    modules = linear_modules(smollm2)
+    modules = modules_of(smollm2).linear
     name = next(iter(modules))
     wrong = {**modules, name: (modules[name][0] + change, modules[name][1])}
-    write_adapter(folder / "one.preft", random_adapter(wrong, smollm2.fingerprint, seed=6))
+    write_adapter(folder / "one.preft", random_adapter(Modules(wrong, {}), smollm2.fingerprint, seed=6))
     for _ in range(2):
         with pytest.raises(urllib.error.HTTPError) as caught:
             server.chat("one", "hello", max_tokens=2)
@@ -290,7 +290,7 @@ def test_a_file_damaged_later_fails_alone(
 def test_adapters_come_and_go_while_the_server_runs(
     server: Server, folder: Path, smollm2: Any, reference: MaskedReference
 ) -> None:
-    new = random_adapter(linear_modules(smollm2), smollm2.fingerprint, seed=79, rank=4)
+    new = random_adapter(modules_of(smollm2), smollm2.fingerprint, seed=79, rank=4)
     write_adapter(folder / "late.preft", new)
     assert gap_to(new, server.chat("late", "What is a cat?", max_tokens=4, **LOGPROBS), reference) < 1e-3
     assert "late" in [card["id"] for card in server.get("/v1/models")["data"]]
@@ -304,7 +304,7 @@ def test_adapters_come_and_go_while_the_server_runs(
 def test_a_rank_that_the_server_does_not_hold_is_refused_with_the_key(
     server: Server, folder: Path, smollm2: Any
 ) -> None:
-    write_adapter(folder / "large.preft", random_adapter(linear_modules(smollm2), smollm2.fingerprint, seed=1, rank=9))
+    write_adapter(folder / "large.preft", random_adapter(modules_of(smollm2), smollm2.fingerprint, seed=1, rank=9))
     with pytest.raises(urllib.error.HTTPError) as caught:
         server.chat("large", "hello")
     assert caught.value.code == 400
@@ -316,7 +316,7 @@ def test_a_file_that_is_spoiled_after_it_was_admitted_fails_its_request_alone(
     server: Server, folder: Path, smollm2: Any
 ) -> None:
     """Somebody writes into the file, which also changes the server's link to it, and the engine has to read it again."""
-    write_adapter(folder / "one.preft", random_adapter(linear_modules(smollm2), smollm2.fingerprint, seed=80, rank=8))
+    write_adapter(folder / "one.preft", random_adapter(modules_of(smollm2), smollm2.fingerprint, seed=80, rank=8))
     kept = (folder / "one.preft").read_bytes()
     server.chat("one", "hello", max_tokens=1)
     stat = (folder / "one.preft").stat()
@@ -357,7 +357,7 @@ def test_a_minute_of_replacing_and_asking_under_the_same_names(
     reference: MaskedReference,
 ) -> None:
     """One slot for two names, one of which changes its content all the time: every answer is somebody's right one."""
-    other = random_adapter(linear_modules(smollm2), smollm2.fingerprint, seed=77, rank=8)
+    other = random_adapter(modules_of(smollm2), smollm2.fingerprint, seed=77, rank=8)
     write_adapter(folder.parent / "other.preft", other)
     contents = {"one": adapters["one"], "other": (folder.parent / "other.preft", other)}
     (folder / "swap").write_bytes(contents["one"][0].read_bytes())

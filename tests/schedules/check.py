@@ -174,7 +174,7 @@ def differences(answer: Answer, material: Material) -> list[float]:
 
 def acts_on_prompt_only(answer: Answer, material: Material) -> bool:
     """Whether the request's adapter is prefill-only."""
-    return answer.content is not None and material.adapters[answer.content].method == "lorap"
+    return answer.content is not None and material.adapters[answer.content].method.endswith("p")
 
 
 def expected(answer: Answer, material: Material, last: int, shift: int = 0) -> torch.Tensor:

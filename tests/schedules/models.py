@@ -10,11 +10,11 @@ import torch
 from engine_patch.adapter import Adapter
 from engine_patch.store.file import write_adapter
 from preft_cli.models import BaseModel, resolve
-from preft_cli.models.modules import linear_modules
+from preft_cli.models.modules import modules_of
 from tests.reference import MaskedReference, random_adapter
 
 RANKS = (8, 4, 16, 8, 12, 8)
-METHODS = ("lorap", "lorap", "lorap", "lora", "lorap", "lorap")
+METHODS = ("lorap", "direftp", "lorap+direftp", "lora", "direftp", "direft")
 
 
 @dataclass
@@ -31,7 +31,7 @@ class Material:
 def material(model: str, folder: Path) -> Material:
     """For `tiny` (a random Llama of two layers) or a model name that `model.base` takes; adapters go to `folder`."""
     base = tiny_llama(folder / "tiny") if model == "tiny" else resolve(model)
-    modules, loud = linear_modules(base), 1.0 if model != "tiny" else 2.0
+    modules, loud = modules_of(base), 1.0 if model != "tiny" else 2.0
     adapters = [
         random_adapter(modules, base.fingerprint, seed=index, rank=rank, method=method, loud=loud)
         for index, (rank, method) in enumerate(zip(RANKS, METHODS, strict=True))

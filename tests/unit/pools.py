@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from engine_patch.adapter import Adapter, LoraPair
+from engine_patch.adapter import Adapter, LowRankPair
 from engine_patch.base_model import BaseFingerprint
 from engine_patch.pool.layers import EngineLayers, Slice
 from engine_patch.pool.limits import Limits
@@ -57,11 +57,11 @@ def random_adapter(
     seed: int, rank: int = 4, method: str = "lorap", modules: tuple[str, ...] = tuple(SHAPES)
 ) -> Adapter:
     torch.manual_seed(seed)
-    loras = {}
+    pairs = {}
     for name in modules:
         size_in, size_out = SHAPES[name]
-        loras[name] = LoraPair(torch.randn(rank, size_in), torch.randn(size_out, rank), 0.5)
-    return Adapter(method, BASE, loras)
+        pairs[name] = LowRankPair(torch.randn(rank, size_in), torch.randn(size_out, rank), 0.5)
+    return Adapter(method, BASE, pairs)
 
 
 def write(folder: Path, name: str, adapter: Adapter) -> AdapterRef:
@@ -71,16 +71,16 @@ def write(folder: Path, name: str, adapter: Adapter) -> AdapterRef:
     return AdapterRef(path, header.method, header.digest)
 
 
-def on_device(found: AdapterTiers, slot: int) -> dict[str, LoraPair]:
+def on_device(found: AdapterTiers, slot: int) -> dict[str, LowRankPair]:
     """What the kernels would compute with: the weights that the table's rows of `slot` point at."""
     from engine_patch.kernels.reference import bits_to_scale
 
-    loras = {}
+    pairs = {}
     pool = found.device.pool
     for name, (a, b, rank, bits) in zip(SHAPES, found.device.table[slot].tolist(), strict=True):
         size_in, size_out = SHAPES[name]
         if rank:
             left = pool[a : a + rank * size_in].view(rank, size_in)
             right = pool[b : b + rank * size_out].view(rank, size_out).t()
-            loras[name] = LoraPair(left.clone(), right.clone(), bits_to_scale(bits))
-    return loras
+            pairs[name] = LowRankPair(left.clone(), right.clone(), bits_to_scale(bits))
+    return pairs

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine_patch.adapter import Adapter, LoraPair
+from engine_patch.adapter import Adapter, LowRankPair
 from engine_patch.store import read_adapter
 from preft_cli.adapters.base import BaseFacts
 from preft_cli.adapters.layout import PEFT_BIN, PEFT_CONFIG, PEFT_WEIGHTS, PREFILL_CONFIG, PREFILL_WEIGHTS
@@ -98,8 +98,8 @@ def test_weight_change_equals_pefts_own(base: BaseModel, facts: BaseFacts, tmp_p
         for name, module in model.named_modules()
         if hasattr(module, "get_delta_weight")
     }
-    assert adapter.loras.keys() == theirs.keys()
-    for name, pair in adapter.loras.items():
+    assert adapter.pairs.keys() == theirs.keys()
+    for name, pair in adapter.pairs.items():
         assert torch.equal((pair.b @ pair.a) * pair.scaling, theirs[name]), name
     assert adapter.method == "lora"
 
@@ -126,8 +126,8 @@ def test_stored_weight_change_equals_pefts_own(
         if hasattr(module, "get_delta_weight")
     }
     assert (item.dtype, adapter.dtype) == (dtype, dtype)
-    assert adapter.loras.keys() == theirs.keys()
-    for name, pair in adapter.loras.items():
+    assert adapter.pairs.keys() == theirs.keys()
+    for name, pair in adapter.pairs.items():
         assert theirs[name].dtype == served_as
         # On a CPU, PEFT computes half types in float32 and rounds once.
         ours = ((pair.b.float() @ pair.a.float()) * pair.scaling).to(served_as)
@@ -136,13 +136,13 @@ def test_stored_weight_change_equals_pefts_own(
 
 def test_rslora_scales_by_four_once(base: BaseModel, facts: BaseFacts, tmp_path: Path) -> None:
     tiny.save_peft(tmp_path / "a", base, **VARIANTS["rslora"])
-    assert {pair.scaling for pair in load_peft(tmp_path / "a", facts).adapter.loras.values()} == {4.0}
+    assert {pair.scaling for pair in load_peft(tmp_path / "a", facts).adapter.pairs.values()} == {4.0}
 
 
 def test_layer_one_is_not_layer_ten(base: BaseModel, facts: BaseFacts, tmp_path: Path) -> None:
     tiny.save_peft(tmp_path / "a", base, **VARIANTS["patterns"])
     loaded = load_peft(tmp_path / "a", facts)
-    scaling = {n: p.scaling for n, p in loaded.adapter.loras.items() if n.endswith("q_proj")}
+    scaling = {n: p.scaling for n, p in loaded.adapter.pairs.items() if n.endswith("q_proj")}
     assert scaling["model.layers.1.self_attn.q_proj"] == 3 / 8
     assert scaling["model.layers.10.self_attn.q_proj"] == 5 / 4
     assert scaling["model.layers.11.self_attn.q_proj"] == 8 / 4
@@ -398,14 +398,14 @@ def test_peft_loads_what_we_write(base: BaseModel, facts: BaseFacts, folder: Pat
     adapter = load_peft(folder, facts).adapter
     write_peft(tmp_path / "out", adapter)
     model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base.path), tmp_path / "out")
-    for name, pair in adapter.loras.items():
+    for name, pair in adapter.pairs.items():
         delta = model.get_submodule(f"base_model.model.{name}").get_delta_weight("default")
         assert torch.equal(delta, (pair.b @ pair.a) * pair.scaling)
 
 
 def test_adapter_without_a_recorded_config(facts: BaseFacts, tmp_path: Path) -> None:
-    loras = {
-        name: LoraPair(torch.randn(rank, i), torch.randn(o, rank), scaling)
+    pairs = {
+        name: LowRankPair(torch.randn(rank, i), torch.randn(o, rank), scaling)
         for (name, (i, o)), rank, scaling in zip(
             facts.shapes.items(),
             [4, 4, 8, 3, 4, 4, 4] * tiny.LAYERS,
@@ -413,12 +413,12 @@ def test_adapter_without_a_recorded_config(facts: BaseFacts, tmp_path: Path) -> 
             strict=True,
         )
     }
-    adapter = Adapter("lora", facts.fingerprint, loras)
+    adapter = Adapter("lora", facts.fingerprint, pairs)
     config = peft_config(adapter)
-    for name, pair in loras.items():
+    for name, pair in pairs.items():
         assert rank_and_scaling(config, name) == (pair.rank, pytest.approx(pair.scaling, rel=1e-15))
     write_peft(tmp_path / "a", adapter)
-    assert load_peft(tmp_path / "a", facts).adapter.loras.keys() == loras.keys()
+    assert load_peft(tmp_path / "a", facts).adapter.pairs.keys() == pairs.keys()
 
 
 def test_stock_loaders_refuse_a_prefill_only_adapter(
@@ -466,12 +466,12 @@ def test_out_folder_with_another_adapter_is_left_alone(
     write_peft(out, adapter)
     write_peft(out, adapter)  # the same once more loses nothing
     before = {file.name: file.read_bytes() for file in out.iterdir()}
-    pairs = {m: LoraPair(pair.a, pair.b + (m == Q1.removeprefix("base_model.model.")), pair.scaling)
-             for m, pair in adapter.loras.items()}  # fmt: skip
-    scaled = {m: LoraPair(pair.a, pair.b, pair.scaling * 2) for m, pair in adapter.loras.items()}
-    for loras in (pairs, scaled):
+    pairs = {m: LowRankPair(pair.a, pair.b + (m == Q1.removeprefix("base_model.model.")), pair.scaling)
+             for m, pair in adapter.pairs.items()}  # fmt: skip
+    scaled = {m: LowRankPair(pair.a, pair.b, pair.scaling * 2) for m, pair in adapter.pairs.items()}
+    for other in (pairs, scaled):
         with pytest.raises(UserError, match=r"holds another adapter.*choose another --out or delete it"):
-            write_peft(out, Adapter(method, adapter.base, loras, {}))
+            write_peft(out, Adapter(method, adapter.base, other, {}))
     assert {file.name: file.read_bytes() for file in out.iterdir()} == before
 
 

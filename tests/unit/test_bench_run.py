@@ -39,7 +39,7 @@ def read_store(path: Path) -> dict[str, torch.Tensor]:
     """A `.preft` file under PEFT's tensor names."""
     adapter = read_adapter(path)
     assert adapter.method == "lorap"
-    pairs = {f"base_model.model.{name}": pair for name, pair in adapter.loras.items()}
+    pairs = {f"base_model.model.{name}": pair for name, pair in adapter.pairs.items()}
     made = {f"{name}.lora_A.weight": pair.a for name, pair in pairs.items()}
     return made | {f"{name}.lora_B.weight": pair.b for name, pair in pairs.items()}
 

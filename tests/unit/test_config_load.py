@@ -71,13 +71,14 @@ MISTAKES = [
     ("train:\n  lr: 1\n", "2:3", "train.lr: unknown key (did you mean train.learning_rate?)"),
     ("trian: {}\n", "1:1", "trian: unknown key (did you mean train?)"),
     ("train: {adapter: {}}\n", "1:9", "train.adapter: unknown key (did you mean adapter at the top level?)"),
-    ("model: {zzz: 1}\n", "1:9", "model.zzz: unknown key; known here: base, chat_template"),
+    ("model: {zzz: 1}\n", "1:9", "model.zzz: unknown key; known here: base, chat_template, residual_stream"),
     ("serve: {block_size: 1}\n", "1:9", "serve.block_size: unknown key; an option of vLLM goes under serve.vllm_args"),
     ("1: 2\n", "1:1", "1: unknown key; known here: project, model, adapter, train, convert, serve, bench, eval"),
     (
         "adapter: {method: lorapp}\n",
         "1:19",
-        "adapter.method: expected lorap or lora, found 'lorapp' (did you mean lorap?)",
+        "adapter.method: expected lorap or direftp or lorap+direftp or lora or direft or lora+direft, found "
+        "'lorapp' (did you mean lorap?)",
     ),
     ("adapter: {rank: 1.5}\n", "1:17", "adapter.rank: expected a whole number, found 1.5"),
     ("adapter: {rank: many}\n", "1:17", "adapter.rank: expected a whole number, found 'many'"),

@@ -127,7 +127,7 @@ def test_prefill_only_to_peft_keeps_away_from_stock_loaders(
     assert "changes what this adapter computes" in capfd.readouterr().err
     trained = load_trained(tmp_path / "a")
     back = load_file(out / PEFT_WEIGHTS)
-    for module, pair in trained.loras.items():
+    for module, pair in trained.pairs.items():
         assert torch.equal(back[f"base_model.model.{module}.lora_A.weight"], pair.a)
         assert torch.equal(back[f"base_model.model.{module}.lora_B.weight"], pair.b)
 
@@ -400,7 +400,7 @@ def test_collect_refuses_another_base(facts: BaseFacts, tmp_path: Path) -> None:
 def test_collect_refuses_modules_that_the_base_lacks(base: BaseModel, facts: BaseFacts, tmp_path: Path) -> None:
     (tmp_path / "served").mkdir()
     adapter = tiny.random_adapter(facts)
-    pair = adapter.loras["model.layers.0.mlp.up_proj"]
+    pair = adapter.pairs["model.layers.0.mlp.up_proj"]
     renamed = type(adapter)("lora", adapter.base, {"model.layers.0.mlp.w1": pair})
     write_adapter(tmp_path / "served" / "a.preft", renamed)
     collected = collect(tmp_path / "served", base, tmp_path / "cache")

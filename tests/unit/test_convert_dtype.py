@@ -80,10 +80,10 @@ def test_cast_once_scaling_untouched(base: BaseModel, peft: Path, tmp_path: Path
     stored, source = read_adapter(Path(item.path)), load_peft(peft, BaseFacts.of(base)).adapter
     assert (item.dtype, item.notes) == (dtype, [])
     kind = getattr(torch, dtype)
-    for name, pair in source.loras.items():
-        assert torch.equal(stored.loras[name].a, pair.a.to(kind))
-        assert torch.equal(stored.loras[name].b, pair.b.to(kind))
-        assert stored.loras[name].scaling == pair.scaling
+    for name, pair in source.pairs.items():
+        assert torch.equal(stored.pairs[name].a, pair.a.to(kind))
+        assert torch.equal(stored.pairs[name].b, pair.b.to(kind))
+        assert stored.pairs[name].scaling == pair.scaling
     assert convert([peft], settings, tmp_path, check=True).failed == [], "compared in the file's type"
     out = convert([Path(item.path)], config(base, "float32"), tmp_path, to="peft", out=tmp_path / "out")
     assert out.converted[0].dtype == dtype, "the way back casts nothing"

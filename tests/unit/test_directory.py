@@ -15,7 +15,7 @@ import torch
 pytest.importorskip("vllm")
 
 from engine_patch import live_files
-from engine_patch.adapter import Adapter, LoraPair
+from engine_patch.adapter import Adapter, LowRankPair
 from engine_patch.base_model import BaseFingerprint
 from engine_patch.directory import AdapterDirectory
 from engine_patch.errors import PreftError
@@ -31,7 +31,7 @@ BASE = BaseFingerprint(hidden_size=64, weights="w1")
 def adapter(seed: int, base: BaseFingerprint = BASE, rank: int = 2) -> Adapter:
     torch.manual_seed(seed)
     module = "model.layers.0.self_attn.q_proj"
-    return Adapter("lorap", base, {module: LoraPair(torch.randn(rank, 64), torch.randn(64, rank), 1.0)})
+    return Adapter("lorap", base, {module: LowRankPair(torch.randn(rank, 64), torch.randn(64, rank), 1.0)})
 
 
 class Core:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine_patch.adapter import Adapter, LoraPair
+from engine_patch.adapter import Adapter, LowRankPair
 from engine_patch.base_model import BaseFingerprint
 from engine_patch.errors import PreftError
 from engine_patch.pool.layers import EngineLayers, part_shares
@@ -20,7 +20,7 @@ from engine_patch.store.file import encode, read_header, write_adapter
 from engine_patch.store.format import Header
 from engine_patch.store.pages import views
 
-CONFIG = SimpleNamespace(hidden_size=4, num_hidden_layers=1, vocab_size=8)
+CONFIG = SimpleNamespace(model_type="gpt2", hidden_size=4, num_hidden_layers=1, vocab_size=8)
 LINEAR = {"input_size": 4, "output_size": 4}
 HEADS = {
     "total_num_kv_heads": 1,
@@ -37,7 +37,7 @@ def wrapped(tp_size: int = 1, n_slices: int = 1, **base: Any) -> Any:
 def engine() -> tuple[EngineLayers, Limits]:
     """The parts of vLLM's adapter manager that say what it can hold: one fused layer and one plain one."""
     manager = SimpleNamespace(
-        model=SimpleNamespace(config=CONFIG),
+        model=SimpleNamespace(config=CONFIG, named_modules=list),
         modules={
             f"{LAYER}.qkv_proj": wrapped(n_slices=3, **LINEAR, total_num_heads=2, **HEADS),
             f"{LAYER}.o_proj": wrapped(**LINEAR),
@@ -59,7 +59,7 @@ def engine() -> tuple[EngineLayers, Limits]:
 
 def adapter(*modules: str, rank: int = 2) -> Adapter:
     """A prefill-only adapter on these modules."""
-    pairs = {name: LoraPair(torch.randn(rank, 4), torch.randn(4, rank), 1.0) for name in modules}
+    pairs = {name: LowRankPair(torch.randn(rank, 4), torch.randn(4, rank), 1.0) for name in modules}
     return Adapter("lorap", BaseFingerprint(hidden_size=4), pairs)
 
 
@@ -88,14 +88,14 @@ def test_an_adapter_whose_names_match_no_module_is_refused(module: str) -> None:
 )
 def test_tensors_of_another_size_are_refused(module: str, width: int, out: int) -> None:
     wrong = adapter(f"{LAYER}.q_proj")
-    wrong.loras[f"{LAYER}.{module}"] = LoraPair(torch.randn(2, width), torch.randn(out, 2), 1.0)
+    wrong.pairs[f"{LAYER}.{module}"] = LowRankPair(torch.randn(2, width), torch.randn(out, 2), 1.0)
     with pytest.raises(PreftError, match=f"{module} goes from {width} to {out} features there"):
         check(wrong)
 
 
 def test_key_heads_that_every_device_holds_count_once() -> None:
     fits = adapter(f"{LAYER}.q_proj")
-    fits.loras[f"{LAYER}.k_proj"] = LoraPair(torch.randn(2, 4), torch.randn(2, 2), 1.0)
+    fits.pairs[f"{LAYER}.k_proj"] = LowRankPair(torch.randn(2, 4), torch.randn(2, 2), 1.0)
     check(fits)
 
 
@@ -150,16 +150,20 @@ def test_a_share_is_what_vllms_slicing_leaves() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_worker_loads_its_share_of_every_module(tmp_path: Path, dtype: torch.dtype) -> None:
-    """Two ranks of a row-parallel and a column-parallel layer: together they hold the whole, each its own part."""
+    """Two ranks of a row-parallel and a column-parallel layer: together they hold the whole, each its own part.
+
+    The residual stream is on both: so are interventions.
+    """
     from engine_patch.pool.layers import Slice
 
     torch.manual_seed(0)
     made = Adapter(
-        "lorap",
+        "lorap+direftp",
         BaseFingerprint(),
         {
-            "model.layers.0.self_attn.o_proj": LoraPair(torch.randn(3, 6), torch.randn(4, 3), 2.0),
-            "model.layers.0.mlp.up_proj": LoraPair(torch.randn(5, 4), torch.randn(8, 5), 0.5),
+            "model.layers.0.residual": LowRankPair(torch.randn(3, 5), torch.randn(5, 3), 1.0, torch.randn(3)),
+            "model.layers.0.self_attn.o_proj": LowRankPair(torch.randn(3, 6), torch.randn(4, 3), 2.0),
+            "model.layers.0.mlp.up_proj": LowRankPair(torch.randn(5, 4), torch.randn(8, 5), 0.5),
         },
     )
     path = tmp_path / "a.preft"
@@ -170,6 +174,7 @@ def test_a_worker_loads_its_share_of_every_module(tmp_path: Path, dtype: torch.d
         parts = [
             Slice("model.layers.0.self_attn.o_proj", 6, 4, half, None),
             Slice("model.layers.0.mlp.up_proj", 4, 8, None, torch.arange(4) + 4 * rank),
+            Slice("model.layers.0.residual", 5, 5, None, None),
         ]
         layers = EngineLayers([(None, [part]) for part in parts], BaseFingerprint())
         limits = Limits(
@@ -180,9 +185,16 @@ def test_a_worker_loads_its_share_of_every_module(tmp_path: Path, dtype: torch.d
         assert not share.plain
         into = torch.zeros(share.num_bytes, dtype=torch.uint8)
         sharer.load(path, found, into, map)
-        o_a, o_b = views(into.view(dtype), share.layout.blocks["model.layers.0.self_attn.o_proj"])
-        up_a, up_b = views(into.view(dtype), share.layout.blocks["model.layers.0.mlp.up_proj"])
-        o, up = made.to(str(dtype)[6:]).loras.values()
+        found_in = {name: views(into.view(dtype), block) for name, block in share.layout.blocks.items()}
+        w1, w2, bias = found_in["model.layers.0.residual"]
+        o_a, o_b, _ = found_in["model.layers.0.self_attn.o_proj"]
+        up_a, up_b, _ = found_in["model.layers.0.mlp.up_proj"]
+        direft, o, up = made.to(str(dtype)[6:]).pairs.values()
+        assert torch.equal(w1, direft.a)
+        assert torch.equal(w2, direft.b.t())
+        assert bias is not None
+        assert direft.bias is not None
+        assert torch.equal(bias, direft.bias)
         assert torch.equal(o_a, o.a[:, half])
         assert torch.equal(o_b, o.b.t())
         assert torch.equal(up_a, up.a)

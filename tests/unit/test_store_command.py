@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine_patch.adapter import Adapter, LoraPair
+from engine_patch.adapter import Adapter, LowRankPair
 from engine_patch.base_model import BaseFingerprint
 from engine_patch.store import read_adapter, write_adapter
 from preft_cli import app
@@ -29,15 +29,15 @@ NAMES = ["alto", "bass", "tenor"]
 
 def adapter(rank: int = 4, method: str = "lorap", seed: int = 0, **meta: Any) -> Adapter:
     generator = torch.Generator().manual_seed(seed)
-    loras = {
-        f"model.layers.{layer}.self_attn.{name}": LoraPair(
+    pairs = {
+        f"model.layers.{layer}.self_attn.{name}": LowRankPair(
             torch.randn(rank, 16, generator=generator), torch.randn(16, rank, generator=generator), 2.0
         )
         for layer in range(12)
         for name in ("q_proj", "o_proj")
         if (layer, name) != (5, "o_proj")
     }
-    return Adapter(method, BASE, loras, meta)
+    return Adapter(method, BASE, pairs, meta)
 
 
 @pytest.fixture

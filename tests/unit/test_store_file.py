@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 
-from engine_patch.adapter import Adapter, LoraPair
+from engine_patch.adapter import Adapter, LowRankPair
 from engine_patch.base_model import BaseFingerprint
 from engine_patch.errors import PreftError
 from engine_patch.store import ModuleLayout, plan_pages, read_adapter, read_header, write_adapter
@@ -27,19 +27,21 @@ from tests.unit.tiny_llama import assert_same
 BASE = BaseFingerprint(model_type="llama", hidden_size=16, weights="aa")
 
 
-def pair(rank: int, size_in: int, size_out: int, scaling: float = 2.0, dtype: torch.dtype = torch.float32) -> LoraPair:
-    return LoraPair(torch.randn(rank, size_in).to(dtype), torch.randn(size_out, rank).to(dtype), scaling)
+def pair(
+    rank: int, size_in: int, size_out: int, scaling: float = 2.0, dtype: torch.dtype = torch.float32
+) -> LowRankPair:
+    return LowRankPair(torch.randn(rank, size_in).to(dtype), torch.randn(size_out, rank).to(dtype), scaling)
 
 
 def mixed(dtype: torch.dtype = torch.float32) -> Adapter:
     """Ranks below, at and above a granule, a layer with fewer modules, more than ten layers."""
-    loras = {
+    pairs = {
         "model.layers.0.self_attn.q_proj": pair(4, 16, 16, 2.0, dtype),
         "model.layers.0.mlp.down_proj": pair(8, 24, 16, 0.1, dtype),
         "model.layers.2.mlp.down_proj": pair(12, 24, 16, 1 / 3, dtype),
         "model.layers.10.self_attn.q_proj": pair(1, 16, 8, 4.0, dtype),
     }
-    return Adapter("lorap", BASE, loras, {"source": "test", "steps": 3})
+    return Adapter("lorap", BASE, pairs, {"source": "test", "steps": 3})
 
 
 @pytest.fixture
@@ -53,11 +55,11 @@ def written(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_round_trip_keeps_every_bit(tmp_path: Path, dtype: torch.dtype) -> None:
     adapter = mixed(dtype)
-    adapter.loras["model.layers.0.self_attn.q_proj"].a[0, :2] = torch.tensor([-0.0, 1e-7])
+    adapter.pairs["model.layers.0.self_attn.q_proj"].a[0, :2] = torch.tensor([-0.0, 1e-7])
     header = write_adapter(tmp_path / "a.preft", adapter)
     back = read_adapter(tmp_path / "a.preft")
     assert_same(adapter, back)
-    assert torch.signbit(back.loras["model.layers.0.self_attn.q_proj"].a[0, 0])
+    assert torch.signbit(back.pairs["model.layers.0.self_attn.q_proj"].a[0, 0])
     assert (back.method, back.base, back.meta) == ("lorap", BASE, adapter.meta)
     assert header.digest == back.digest() == adapter.digest()
     assert header.rank == 12
@@ -74,24 +76,24 @@ def test_round_trip_keeps_every_bit(tmp_path: Path, dtype: torch.dtype) -> None:
 def test_round_trip_of_any_mixture(
     tmp_path_factory: pytest.TempPathFactory, modules: dict[tuple[int, str], tuple[int, int, int, float]]
 ) -> None:
-    loras = {f"model.layers.{layer}.{suffix}": pair(*shape) for (layer, suffix), shape in modules.items()}
+    pairs = {f"model.layers.{layer}.{suffix}": pair(*shape) for (layer, suffix), shape in modules.items()}
     path = tmp_path_factory.mktemp("mixture") / "a.preft"
-    write_adapter(path, Adapter("lora", BASE, loras))
-    assert_same(Adapter("lora", BASE, loras), read_adapter(path))
-    expected = {n: ModuleLayout(p.rank, p.in_features, p.out_features, p.scaling) for n, p in loras.items()}
+    write_adapter(path, Adapter("lora", BASE, pairs))
+    assert_same(Adapter("lora", BASE, pairs), read_adapter(path))
+    expected = {n: ModuleLayout(p.rank, p.in_features, p.out_features, p.scaling) for n, p in pairs.items()}
     assert read_header(path).modules == expected
 
 
 def test_pages_hold_a_and_b_transposed_in_the_order_of_the_fused_layers(tmp_path: Path) -> None:
     names = ["mlp.down_proj", "self_attn.v_proj", "self_attn.q_proj", "self_attn.k_proj"]
-    loras = {f"model.layers.0.{name}": pair(3, 16, 32) for name in names}
-    write_adapter(tmp_path / "a.preft", Adapter("lorap", BASE, loras))
+    pairs = {f"model.layers.0.{name}": pair(3, 16, 32) for name in names}
+    write_adapter(tmp_path / "a.preft", Adapter("lorap", BASE, pairs))
     with safe_open(tmp_path / "a.preft", "pt") as file:  # any safetensors reader can open it
         pages = file.get_tensor("pages")
     assert pages.shape == (1, PAGE_BYTES // 4)
-    expected = [loras[f"model.layers.0.self_attn.{x}_proj"].a for x in "qkv"]
-    expected += [loras[f"model.layers.0.self_attn.{x}_proj"].b.t() for x in "qkv"]
-    down = loras["model.layers.0.mlp.down_proj"]
+    expected = [pairs[f"model.layers.0.self_attn.{x}_proj"].a for x in "qkv"]
+    expected += [pairs[f"model.layers.0.self_attn.{x}_proj"].b.t() for x in "qkv"]
+    down = pairs["model.layers.0.mlp.down_proj"]
     flat = torch.cat([part.reshape(-1) for part in (*expected, down.a, down.b.t())])
     assert torch.equal(pages.view(-1)[: flat.numel()], flat)
     assert pages.view(-1)[flat.numel() :].eq(0).all()
@@ -115,7 +117,7 @@ def test_pages_start_aligned(written: Path) -> None:
 
 def test_same_adapter_same_bytes_whatever_the_order(tmp_path: Path) -> None:
     adapter = mixed()
-    shuffled = Adapter("lorap", BASE, dict(reversed(adapter.loras.items())), dict(reversed(adapter.meta.items())))
+    shuffled = Adapter("lorap", BASE, dict(reversed(adapter.pairs.items())), dict(reversed(adapter.meta.items())))
     write_adapter(tmp_path / "a.preft", adapter)
     write_adapter(tmp_path / "b.preft", shuffled)
     assert (tmp_path / "a.preft").read_bytes() == (tmp_path / "b.preft").read_bytes()
@@ -123,22 +125,22 @@ def test_same_adapter_same_bytes_whatever_the_order(tmp_path: Path) -> None:
 
 def changed(**changes: object) -> Adapter:
     torch.manual_seed(1)
-    values = {"method": "lorap", "base": BASE, "loras": {"m.layers.0.q": pair(2, 4, 4)}, "meta": {}}
+    values = {"method": "lorap", "base": BASE, "pairs": {"m.layers.0.q": pair(2, 4, 4)}, "meta": {}}
     return Adapter(**{**values, **changes})  # type: ignore[arg-type]
 
 
 def test_digest_covers_what_is_computed_and_nothing_else() -> None:
     digest = changed().digest()
     assert changed(meta={"x": 1}, base=BaseFingerprint()).digest() == digest
-    lora = changed().loras["m.layers.0.q"]
+    lora = changed().pairs["m.layers.0.q"]
     bumped = lora.b.clone()
     bumped[0, 0] = torch.nextafter(bumped[0, 0], torch.tensor(9.0))
     others = [
         changed(method="lora"),
-        changed(loras={"m.layers.1.q": lora}),
-        changed(loras={"m.layers.0.q": LoraPair(lora.a, lora.b, 2.0000000000000004)}),
-        changed(loras={"m.layers.0.q": LoraPair(lora.a, bumped, 2.0)}),
-        changed(loras={"m.layers.0.q": LoraPair(lora.a.bfloat16(), lora.b.bfloat16(), 2.0)}),
+        changed(pairs={"m.layers.1.q": lora}),
+        changed(pairs={"m.layers.0.q": LowRankPair(lora.a, lora.b, 2.0000000000000004)}),
+        changed(pairs={"m.layers.0.q": LowRankPair(lora.a, bumped, 2.0)}),
+        changed(pairs={"m.layers.0.q": LowRankPair(lora.a.bfloat16(), lora.b.bfloat16(), 2.0)}),
     ]
     assert len({digest, *(other.digest() for other in others)}) == 1 + len(others)
 
@@ -147,22 +149,22 @@ def test_parameters_that_require_grad_are_written(tmp_path: Path) -> None:
     lora = pair(2, 4, 4)
     lora.a.requires_grad_()
     write_adapter(tmp_path / "a.preft", Adapter("lora", BASE, {"m.layers.0.q": lora}))
-    assert not read_adapter(tmp_path / "a.preft").loras["m.layers.0.q"].a.requires_grad
+    assert not read_adapter(tmp_path / "a.preft").pairs["m.layers.0.q"].a.requires_grad
 
 
 @pytest.mark.parametrize(
-    ("loras", "method", "message"),
+    ("pairs", "method", "message"),
     [
         ({}, "lora", "holds no LoRA weights"),
-        ({"q": LoraPair(torch.zeros(2, 4), torch.zeros(4, 3), 1.0)}, "lora", r"q: lora_A has shape \[2, 4\]"),
-        ({"q": LoraPair(torch.zeros(2, 4), torch.zeros(4, 2).half(), 1.0)}, "lora", "float16 and float32"),
-        ({"q": LoraPair(torch.zeros(2, 4).double(), torch.zeros(4, 2).double(), 1.0)}, "lora", "float64"),
+        ({"q": LowRankPair(torch.zeros(2, 4), torch.zeros(4, 3), 1.0)}, "lora", r"q: lora_A has shape \[2, 4\]"),
+        ({"q": LowRankPair(torch.zeros(2, 4), torch.zeros(4, 2).half(), 1.0)}, "lora", "float16 and float32"),
+        ({"q": LowRankPair(torch.zeros(2, 4).double(), torch.zeros(4, 2).double(), 1.0)}, "lora", "float64"),
         ({"q": pair(2, 4, 4)}, "lorra", "unknown adapter method 'lorra'"),
     ],
 )
-def test_adapters_that_cannot_be(loras: dict[str, LoraPair], method: str, message: str) -> None:
+def test_adapters_that_cannot_be(pairs: dict[str, LowRankPair], method: str, message: str) -> None:
     with pytest.raises(PreftError, match=message):
-        Adapter(method, BASE, loras)
+        Adapter(method, BASE, pairs)
 
 
 @pytest.mark.parametrize("keep", [0, 4, 8, 100, 4096, -1])
@@ -295,8 +297,8 @@ def test_headers_need_no_torch(written: Path) -> None:
 
 def test_ten_thousand_headers_in_about_a_second(tmp_path: Path) -> None:
     suffixes = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj"]
-    loras = {f"model.layers.{i}.{s}": pair(8, 4, 4) for i in range(32) for s in suffixes}
-    write_adapter(tmp_path / "a.preft", Adapter("lorap", BASE, loras))
+    pairs = {f"model.layers.{i}.{s}": pair(8, 4, 4) for i in range(32) for s in suffixes}
+    write_adapter(tmp_path / "a.preft", Adapter("lorap", BASE, pairs))
     best = 1.0
     for _ in range(5):  # the best of five: other work on the machine must not decide
         start = time.perf_counter()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine_patch.adapter import Adapter, LoraPair
+from engine_patch.adapter import Adapter, LowRankPair
 from engine_patch.errors import PreftError
 from engine_patch.pool import device, host, share
 from engine_patch.pool.tiers import NOT_YET, AdapterTiers
@@ -266,7 +266,7 @@ def test_ten_thousand_kinds_of_adapters_are_not_all_remembered(tmp_path: Path, m
     found = tiers(2 * PAGES, 2 * PAGES)
     for seed in range(12):
         made = random_adapter(seed)
-        made = Adapter("lorap", made.base, {n: LoraPair(p.a, p.b, 1.0 + seed) for n, p in made.loras.items()})
+        made = Adapter("lorap", made.base, {n: LowRankPair(p.a, p.b, 1.0 + seed) for n, p in made.pairs.items()})
         (slot,) = bring(found, write(tmp_path, str(seed), made))
         same_weights(made, found, slot)
         assert max(len(found.device._rows), len(found.host._shares), len(found.host._sharer._made)) <= 4

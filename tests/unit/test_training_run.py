@@ -105,8 +105,8 @@ def test_the_saved_adapter_knows_where_it_comes_from(base: Path, root: Path) -> 
     result = train(config(base, adapter={"target_modules": ["q_proj", "down_proj"], "use_rslora": True}), root)
     adapter = load_trained(root / "runs" / "tiny" / "adapter")
     assert adapter.digest() == result.digest
-    assert (adapter.method, adapter.rank, len(adapter.loras)) == ("lorap", 4, 4)
-    assert {pair.scaling for pair in adapter.loras.values()} == {32 / 4**0.5}
+    assert (adapter.method, adapter.rank, len(adapter.pairs)) == ("lorap", 4, 4)
+    assert {pair.scaling for pair in adapter.pairs.values()} == {32 / 4**0.5}
     assert adapter.meta["base_model"] == str(base)
     assert len(adapter.meta["chat_template_digest"]) == 64
     assert (adapter.meta["steps"], adapter.meta["seed"]) == (20, 0)
@@ -193,8 +193,8 @@ def test_nan_stops_and_keeps_the_last_good_adapter(base: Path, root: Path, monke
     kept = load_trained(root / "runs" / "tiny" / "adapter")
     assert 0 < kept.meta["steps"] < 20
     assert "not a finite number" in kept.meta["stopped"]
-    assert all(torch.isfinite(pair.a).all() and torch.isfinite(pair.b).all() for pair in kept.loras.values())
-    assert any(pair.b.abs().max() > 0 for pair in kept.loras.values())
+    assert all(torch.isfinite(pair.a).all() and torch.isfinite(pair.b).all() for pair in kept.pairs.values())
+    assert any(pair.b.abs().max() > 0 for pair in kept.pairs.values())
 
 
 def test_a_gradient_that_is_no_number_stops_before_the_weights_are_spoilt(base: Path, root: Path) -> None:
@@ -202,7 +202,7 @@ def test_a_gradient_that_is_no_number_stops_before_the_weights_are_spoilt(base: 
         train(config(base, train={"learning_rate": 1e30, "warmup_ratio": 0.0}), root)
     assert "Lower train.learning_rate" in str(caught.value)
     kept = load_trained(root / "runs" / "tiny" / "adapter")
-    assert all(torch.isfinite(pair.a).all() for pair in kept.loras.values())
+    assert all(torch.isfinite(pair.a).all() for pair in kept.pairs.values())
 
 
 def test_no_row_left_fails_before_a_model_is_loaded(base: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

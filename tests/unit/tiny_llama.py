@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from engine_patch.adapter import Adapter, LoraPair
+from engine_patch.adapter import Adapter, LowRankPair
 from preft_cli.adapters.base import BaseFacts
 from preft_cli.models import BaseModel
 
@@ -56,18 +56,18 @@ def random_adapter(
     def weights(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator).to(dtype)
 
-    loras = {
-        name: LoraPair(weights(rank, size_in), weights(size_out, rank), 2.0)
+    pairs = {
+        name: LowRankPair(weights(rank, size_in), weights(size_out, rank), 2.0)
         for name, (size_in, size_out) in base.shapes.items()
     }
-    return Adapter(method, base.fingerprint, loras, {"base_model": base.name, "chat_template_digest": "abc", "step": 3})
+    return Adapter(method, base.fingerprint, pairs, {"base_model": base.name, "chat_template_digest": "abc", "step": 3})
 
 
 def assert_same(first: Adapter, second: Adapter) -> None:
     """Equal to the last bit, dtype included."""
-    assert first.loras.keys() == second.loras.keys()
-    for name, pair in first.loras.items():
-        other = second.loras[name]
+    assert first.pairs.keys() == second.pairs.keys()
+    for name, pair in first.pairs.items():
+        other = second.pairs[name]
         assert pair.scaling == other.scaling, name
         assert pair.a.dtype == other.a.dtype, name
         assert torch.equal(pair.a, other.a), name
