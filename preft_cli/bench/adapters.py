@@ -8,11 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from engine_patch.residual import is_stream
+from engine_patch.rule import parts
 from preft_cli.bench.arms import ArmKind
 from preft_cli.bench.plan import BenchPlan
 from preft_cli.bench.results import AdapterSet
 from preft_cli.errors import UserError
-from preft_cli.models import BaseModel, linear_modules
+from preft_cli.models import BaseModel
+from preft_cli.models.modules import Modules, modules_of
 
 if TYPE_CHECKING:
     import torch
@@ -43,13 +46,15 @@ def make_adapters(
     Raises:
         UserError: if two adapters are the same: caches would flatter the arm.
     """
-    modules = linear_modules(base)
+    modules = modules_of(base)
     paths, digests = [], []
     for index in range(plan.num_adapters):
-        # The same weights whatever the method, so that arms differ in how they serve and in nothing else.
-        adapter = random_adapter(plan, base, modules, index, TORCH_DTYPES[dtype])
-        digests.append(adapter.digest())
-        paths.append(write(replace(adapter, method=kind.method or "lora"), kind, folder / f"adapter-{index:05d}"))
+        adapter = random_adapter(
+            base, modules, kind.method or "lora", plan.rank, (plan.seed << 20) + index, TORCH_DTYPES[dtype]
+        )
+        # Without the method: lora and lorap have the same weights, and differ in how they serve and in nothing else.
+        digests.append(replace(adapter, method=adapter.method.replace("p", "")).digest())
+        paths.append(write(adapter, kind, folder / f"adapter-{index:05d}"))
         on_file()
     check_distinct(paths, digests)
     return paths, AdapterSet(
@@ -61,24 +66,30 @@ def make_adapters(
     )
 
 
-def random_adapter(
-    plan: BenchPlan, base: BaseModel, modules: dict[str, tuple[int, int]], index: int, dtype: str
-) -> Adapter:
-    """Adapter `index` of the plan's seed: A `[rank, in_features]` and B `[out_features, rank]` for each module."""
+def random_adapter(base: BaseModel, modules: Modules, method: str, rank: int, seed: int, dtype: str) -> Adapter:
+    """Small random weights for every module that `method` acts on."""
     import torch
 
     from engine_patch.adapter import Adapter, LowRankPair
 
-    generator = torch.Generator().manual_seed((plan.seed << 20) + index)
+    generator = torch.Generator().manual_seed(seed)
 
     def weights(*shape: int) -> torch.Tensor:
         return (torch.randn(shape, generator=generator) * WEIGHT_SCALE).to(getattr(torch, dtype))
 
+    shapes = (modules.linear if "lora" in parts(method) else {}) | (
+        modules.streams if "direft" in parts(method) else {}
+    )
     pairs = {
-        name: LowRankPair(a=weights(plan.rank, size_in), b=weights(size_out, plan.rank), scaling=1.0)
-        for name, (size_in, size_out) in modules.items()
+        name: LowRankPair(
+            a=weights(rank, size_in),
+            b=weights(size_out, rank),
+            scaling=1.0,
+            bias=weights(rank) if is_stream(name) else None,
+        )
+        for name, (size_in, size_out) in shapes.items()
     }
-    return Adapter(method="lora", base=base.fingerprint, pairs=pairs, meta={"source": "preft bench"})
+    return Adapter(method=method, base=base.fingerprint, pairs=pairs, meta={"source": "preft bench"})
 
 
 def write(adapter: Adapter, kind: ArmKind, stem: Path) -> Path:

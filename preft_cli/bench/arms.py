@@ -31,7 +31,8 @@ class ArmKind:
 ARMS: dict[str, ArmKind] = {
     BASE: ArmKind("stock engine, no adapters", "none", None, plugin=False),
     "lora": ArmKind("stock engine, its own multi-LoRA, all tokens adapted", "peft", "lora", plugin=False),
-    "lorap": ArmKind("preft, prompt tokens adapted", "preft", "lorap", plugin=True),
+    "lorap": ArmKind("preft, LoRA on prompt tokens", "preft", "lorap", plugin=True),
+    "direftp": ArmKind("preft, DiReFT on prompt tokens", "preft", "direftp", plugin=True),
 }
 
 

@@ -16,7 +16,7 @@ from preft_cli.config.sizes import Size
 
 Method = Literal["lorap", "direftp", "lorap+direftp", "lora", "direft", "lora+direft"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-Arm = Literal["base", "lora", "lorap"]
+Arm = Literal["base", "lora", "lorap", "direftp"]
 
 # No count of steps, tokens or adapters comes near the bound; libraries fail in strange ways beyond it.
 PositiveInt = Annotated[int, Field(gt=0, le=2**31 - 1)]

@@ -32,16 +32,26 @@ def reference(smollm2: Any) -> MaskedReference:
 
 @pytest.fixture(scope="session")
 def adapters(smollm2: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Adapter]]:
-    """Name -> (file, adapter): two prefill-only ones of different rank, one on all tokens, one on few modules."""
+    """Name -> (file, adapter), of each kind: two prefill-only ones of different rank, one on few modules, one on all tokens.
+
+    The kinds are LoRA, DiReFT (`stream-...`) and adapters with both parts (`both-...`).
+    """
     folder = tmp_path_factory.mktemp("store")
     modules, base = modules_of(smollm2), smollm2.fingerprint
-    few = Modules({n: shape for n, shape in modules.linear.items() if n.endswith(("q_proj", "down_proj"))}, {})
-    made = {
-        "one": random_adapter(modules, base, seed=1, rank=8),
-        "two": random_adapter(modules, base, seed=2, rank=16),
-        "few": random_adapter(few, base, seed=3, rank=4, loud=3),
-        "everywhere": random_adapter(modules, base, seed=4, rank=8, method="lora", loud=0.3),
-    }
+    few = Modules(
+        {name: shape for name, shape in modules.linear.items() if name.endswith(("q_proj", "down_proj"))},
+        {name: shape for name, shape in modules.streams.items() if name.startswith("model.layers.1")},
+    )
+    made = {}
+    for kind, prompt, everywhere in (
+        ("", "lorap", "lora"),
+        ("stream-", "direftp", "direft"),
+        ("both-", "lorap+direftp", "lora+direft"),
+    ):
+        made[f"{kind}one"] = random_adapter(modules, base, seed=1, rank=8, method=prompt)
+        made[f"{kind}two"] = random_adapter(modules, base, seed=2, rank=16, method=prompt)
+        made[f"{kind}few"] = random_adapter(few, base, seed=3, rank=4, method=prompt, loud=3)
+        made[f"{kind}everywhere"] = random_adapter(modules, base, seed=4, rank=8, method=everywhere, loud=0.3)
     files = {name: folder / f"{name}.preft" for name in made}
     for name, adapter in made.items():
         write_adapter(files[name], adapter)

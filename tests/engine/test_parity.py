@@ -38,33 +38,35 @@ def served_logprobs(answer: Any) -> torch.Tensor:
     return torch.tensor([step[token].logprob for step, token in zip(answer.logprobs, answer.token_ids, strict=True)])
 
 
-def test_every_method_in_one_batch_equals_the_reference(
-    llm: Any, adapters: dict[str, tuple[Path, Adapter]], reference: MaskedReference
+@pytest.mark.parametrize("kind", ["", "stream-", "both-"])
+def test_prefill_only_all_token_and_base_in_one_batch_equal_the_reference(
+    llm: Any, adapters: dict[str, tuple[Path, Adapter]], reference: MaskedReference, kind: str
 ) -> None:
-    """20 prompts, three prefill-only adapters, one on all tokens and the base model, mixed in every step.
+    """20 prompts, three prefill-only adapters of a kind, one on all tokens and the base model, mixed in every step.
 
     Prompts are cut into chunks and requests preempted on the way (see the engine's fixture).
     """
     prompts = make_prompts()
-    names = [["one", "two", "few", "everywhere", None][i % 5] for i in range(len(prompts))]
+    names = [[f"{kind}one", f"{kind}two", f"{kind}few", f"{kind}everywhere", None][i % 5] for i in range(len(prompts))]
     requests = [lora_request(name, adapters[name][0]) if name else None for name in names]
     answers = generate(llm, prompts, requests)
     assert next(metric.value for metric in llm.get_metrics() if metric.name == "vllm:num_preemptions") > 0
     for prompt, name, answer in zip(prompts, names, answers, strict=True):
         adapter = adapters[name][1] if name else None
-        everywhere = len(prompt) + NEW_TOKENS if name == "everywhere" else None
+        everywhere = len(prompt) + NEW_TOKENS if name == f"{kind}everywhere" else None
         expected = reference.logprobs(prompt, list(answer.token_ids), adapter, adapted=everywhere)
         gap = (served_logprobs(answer) - expected).abs().max().item()
         assert gap < TOLERANCE, f"{name or 'base'}, {len(prompt)} prompt tokens: log-probabilities differ by {gap}"
 
 
+@pytest.mark.parametrize("name", ["one", "stream-one", "both-one"])
 def test_prefill_only_differs_from_the_same_weights_on_all_tokens(
-    llm: Any, adapters: dict[str, tuple[Path, Adapter]], reference: MaskedReference
+    llm: Any, adapters: dict[str, tuple[Path, Adapter]], reference: MaskedReference, name: str
 ) -> None:
-    path, adapter = adapters["one"]
+    path, adapter = adapters[name]
     prompts = [prompt for prompt in make_prompts() if len(prompt) in (1, 2, 17, 33, 64, 100)]
     gaps = []
-    for prompt, answer in zip(prompts, generate(llm, prompts, [lora_request("one", path)] * len(prompts)), strict=True):
+    for prompt, answer in zip(prompts, generate(llm, prompts, [lora_request(name, path)] * len(prompts)), strict=True):
         served, tokens = served_logprobs(answer), list(answer.token_ids)
         right = reference.logprobs(prompt, tokens, adapter)
         all_tokens = reference.logprobs(prompt, tokens, adapter, adapted=len(prompt) + len(tokens))

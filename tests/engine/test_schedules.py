@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from engine_patch import rule
+
 pytestmark = pytest.mark.engine
 
 SEED = 0
@@ -67,6 +69,8 @@ def test_they_came_to_the_places_where_mistakes_are_made(tiny: list[dict[str, An
         "tokens": 20_000,
     }.items():
         assert sum(report[what] for report in tiny) >= least, what
+    for method in rule.METHODS - {"lora+direft"}:
+        assert sum(report["tokens_by_method"][method] for report in tiny) > 1000, method
     assert max(report["most_adapters_in_a_step"] for report in tiny) >= 3
     assert sum(report["samples"] for report in tiny) > 1.2 * sum(report["requests"] for report in tiny)
     slots = [engine["slots"] for report in tiny for engine in report["engines"]]
@@ -105,19 +109,37 @@ def test_bfloat16_leans_to_no_other_mask() -> None:
 @pytest.mark.parametrize(
     ("first", "second"),
     [
-        (("off-by-one", 0), ("phase-by-step", 0)),
+        (("off-by-one", 0, "lorap"), ("phase-by-step", 0)),
+        (("off-by-one", 0, "direftp"), ("off-by-one", 0, "lorap+direftp")),
+        (("hidden-alone", 0, "direftp"), ("no-phase", 3, "direftp")),
         (("name-keyed", 3), ("no-phase", 3)),
         (("stock-cache", 0), ("base-takes-the-last-slot", 1)),
         (("stale-table", 4), ("early", 1)),
     ],
 )
-def test_planted_faults_are_found(first: tuple[str, int], second: tuple[str, int]) -> None:
-    """Mutation checks, on the same schedules; the third two are upstream's own faults."""
-    runs = {
-        mutation: Run("--mutation", mutation, "--engine", engine, "--schedules", 40, "--seed", SEED)
-        for mutation, engine in (first, second)
-    }
-    for mutation, run in runs.items():
+def test_planted_faults_are_found(first: tuple[Any, ...], second: tuple[Any, ...]) -> None:
+    """Mutation checks, on the same schedules; stock-cache and base-takes-the-last-slot are upstream's own faults."""
+    faults = (first, second)
+    runs = [
+        Run(
+            "--mutation",
+            fault[0],
+            "--engine",
+            fault[1],
+            *both("--method", fault[2:]),
+            "--schedules",
+            40,
+            "--seed",
+            SEED,
+        )
+        for fault in faults
+    ]
+    for fault, run in zip(faults, runs, strict=True):
         report = run.report()
-        assert report["misses"], mutation
-        assert not report["worst"] <= 0.1, mutation  # a hundred times the bound, or no number at all
+        assert report["misses"], fault
+        assert not report["worst"] <= 0.1, fault  # a hundred times the bound, or no number at all
+
+
+def both(option: str, value: tuple[str, ...]) -> tuple[str, ...]:
+    """The option with its value, if there is one."""
+    return (option, *value) if value else ()

@@ -108,7 +108,7 @@ def folder(adapters: dict[str, tuple[Path, Adapter]], tmp_path_factory: pytest.T
     """Good adapters among broken neighbours."""
     folder = tmp_path_factory.mktemp("serve") / "adapters"
     folder.mkdir()
-    for name in ("one", "everywhere"):
+    for name in ("one", "everywhere", "stream-one"):
         shutil.copy(adapters[name][0], folder / f"{name}.preft")
     (folder / "truncated.preft").write_bytes(adapters["two"][0].read_bytes()[:4000])
     (folder / "empty").mkdir()
@@ -133,13 +133,13 @@ def server(folder: Path) -> Iterator[Server]:
 
 def test_models_are_listed_before_first_use_and_broken_ones_named(server: Server) -> None:
     listed = [card["id"] for card in server.get("/v1/models")["data"]]
-    assert listed == ["smollm2-135m", "everywhere", "one"]
+    assert listed == ["smollm2-135m", "everywhere", "one", "stream-one"]
     said = server.log.read_text()
     for name in ("truncated.preft", "empty", "no-weights"):
         assert f"/{name}" in said, f"{name} was left out in silence"
 
 
-@pytest.mark.parametrize("name", ["one", "everywhere", "smollm2-135m"])
+@pytest.mark.parametrize("name", ["one", "everywhere", "stream-one", "smollm2-135m"])
 def test_chat_answers_equal_the_reference(
     server: Server, reference: MaskedReference, adapters: dict[str, tuple[Path, Adapter]], name: str
 ) -> None:

@@ -20,6 +20,7 @@ os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 
 import torch
 
+from engine_patch.rule import METHODS
 from preft_cli.threads import wait_politely
 from tests.schedules.check import HALF, Tally, check, check_spread
 from tests.schedules.draw import SETTINGS, EngineSetting, draw
@@ -34,6 +35,7 @@ def main() -> None:
     parser.add_argument("--schedules", type=int, default=200, help="how many, shared out among the engines")
     parser.add_argument("--seed", type=int, default=0, help="of the first schedule; the others count up from it")
     parser.add_argument("--model", default="tiny", help="tiny, or a model.base")
+    parser.add_argument("--method", choices=sorted(METHODS), help="of all adapters; without it there are all kinds")
     parser.add_argument("--asks", type=int, default=8, help="most requests of a schedule")
     parser.add_argument(
         "--engine", type=int, action="append", help="only this one of the settings in draw.py; repeatable"
@@ -49,7 +51,7 @@ def main() -> None:
     began = time.monotonic()
     tally, seen = Tally(), Seen()
     with tempfile.TemporaryDirectory() as folder:
-        run(arguments, material(arguments.model, Path(folder)), tally, seen)
+        run(arguments, material(arguments.model, Path(folder), arguments.method), tally, seen)
     for miss in tally.misses[:20]:
         print(miss, file=sys.stderr)
     report = {

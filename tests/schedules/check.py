@@ -35,6 +35,7 @@ class Tally:
     reloads_midway: int = 0
     samples: int = 0
     tokens: int = 0
+    tokens_by_method: dict[str, int] = field(default_factory=dict)
     prompt_logprobs: int = 0
     aborted: int = 0
     second_turns: int = 0
@@ -97,6 +98,8 @@ def check(schedule: Schedule, answers: list[Answer], material: Material, tally: 
     for answer in answers:
         tally.samples += 1
         tally.tokens += len(answer.tokens)
+        method = material.adapters[answer.content].method if answer.content is not None else "base"
+        tally.tokens_by_method[method] = tally.tokens_by_method.get(method, 0) + len(answer.tokens)
         tally.prompt_logprobs += len(answer.prompt_logprobs or ())
         tally.aborted += answer.ask.abort_after is not None and len(answer.tokens) < answer.ask.max_tokens
         tally.second_turns += answer.ask.second_turn_of is not None

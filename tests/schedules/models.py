@@ -14,7 +14,7 @@ from preft_cli.models.modules import modules_of
 from tests.reference import MaskedReference, random_adapter
 
 RANKS = (8, 4, 16, 8, 12, 8)
-METHODS = ("lorap", "direftp", "lorap+direftp", "lora", "direftp", "direft")
+MIXED = ("lorap", "direftp", "lorap+direftp", "lora", "direftp", "direft")
 
 
 @dataclass
@@ -28,13 +28,16 @@ class Material:
     files: list[Path]
 
 
-def material(model: str, folder: Path) -> Material:
-    """For `tiny` (a random Llama of two layers) or a model name that `model.base` takes; adapters go to `folder`."""
+def material(model: str, folder: Path, method: str | None = None) -> Material:
+    """For `tiny` (a random Llama of two layers) or a model name that `model.base` takes.
+
+    Adapters go to `folder`; all are of one `method`, or of all kinds.
+    """
     base = tiny_llama(folder / "tiny") if model == "tiny" else resolve(model)
     modules, loud = modules_of(base), 1.0 if model != "tiny" else 2.0
     adapters = [
-        random_adapter(modules, base.fingerprint, seed=index, rank=rank, method=method, loud=loud)
-        for index, (rank, method) in enumerate(zip(RANKS, METHODS, strict=True))
+        random_adapter(modules, base.fingerprint, seed=index, rank=rank, method=method or own, loud=loud)
+        for index, (rank, own) in enumerate(zip(RANKS, MIXED, strict=True))
     ]
     files = [folder / f"{index}.preft" for index in range(len(adapters))]
     for file, adapter in zip(files, adapters, strict=True):

@@ -10,7 +10,7 @@ import numpy as np
 
 from engine_patch import prefix_cache, rule
 from engine_patch.kernels import cpu
-from engine_patch.pool import device, host, share
+from engine_patch.pool import device, host, share, streams
 from engine_patch.runners import token_map, v1
 
 
@@ -86,6 +86,16 @@ def _early() -> None:
     share.Sharer.load = slow  # type: ignore[method-assign]
 
 
+def _hidden_alone() -> None:
+    """An intervention reads what the block adds to the residual stream, not the stream."""
+    upstream = streams.ResidualStream.forward
+
+    def forward(self: Any, hidden: Any, residual: Any) -> None:
+        upstream(self, hidden, residual.new_zeros(residual.shape))
+
+    streams.ResidualStream.forward = forward  # type: ignore[method-assign]
+
+
 MUTATIONS: dict[str, Callable[[], None]] = {
     "off-by-one": _off_by_one,
     "phase-by-step": _phase_by_step,
@@ -95,4 +105,5 @@ MUTATIONS: dict[str, Callable[[], None]] = {
     "base-takes-the-last-slot": _base_takes_the_last_slot,
     "stale-table": _stale_table,
     "early": _early,
+    "hidden-alone": _hidden_alone,
 }

@@ -99,6 +99,15 @@ def test_key_heads_that_every_device_holds_count_once() -> None:
     check(fits)
 
 
+def test_an_intervention_where_no_stream_is_known_is_refused_by_the_architecture_s_name() -> None:
+    pair = LowRankPair(torch.randn(2, 4), torch.randn(4, 2), 1.0, torch.randn(2))
+    made = Adapter("direftp", BaseFingerprint(), {"model.layers.0.residual": pair})
+    with pytest.raises(
+        PreftError, match=r"x cannot be served: .*architecture 'gpt2' is not known \(known: llama, qwen2"
+    ):
+        check(made)
+
+
 def test_a_rank_above_the_limit_and_another_base_are_refused() -> None:
     with pytest.raises(PreftError, match="has rank 16, this server holds up to 8"):
         check(adapter(f"{LAYER}.q_proj", rank=16))
