@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 
-from engine_patch.kernels.reference import scale_to_bits
+from engine_patch.kernels.reference import add_intervention_reference, add_lora_reference, scale_to_bits
 
 ALIGNMENT = 16
 """Offsets in a pool are multiples of so many elements."""
@@ -15,13 +17,14 @@ ALIGNMENT = 16
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer's share of a pool.
+    """One layer's share of a pool: a fused linear layer, or a residual stream.
 
     Attributes:
         pool: `[num_elements]`.
         table: int64 `[slots, n_slices, 4]`, a view of a table of more slices.
         slices: int32 `[n_slices, 2]`.
         in_features, widths, max_rank: sizes.
+        is_stream: whether the adapters are interventions, with a bias behind each A.
     """
 
     pool: torch.Tensor
@@ -30,15 +33,13 @@ class Layer:
     in_features: int
     widths: tuple[int, ...]
     max_rank: int
+    is_stream: bool = False
 
     def on(self, device: str) -> Layer:
         """The same on a device; the table stays a view."""
         table = torch.zeros(self.table.size(0), self.table.size(1) + 3, 4, dtype=torch.int64, device=device)
         table[:, 1:-2] = self.table.to(device)
-        return Layer(
-            *(self.pool.to(device), table[:, 1:-2], self.slices.to(device)),
-            *(self.in_features, self.widths, self.max_rank),
-        )
+        return replace(self, pool=self.pool.to(device), table=table[:, 1:-2], slices=self.slices.to(device))
 
 
 def make_layer(
@@ -49,6 +50,7 @@ def make_layer(
     *,
     seed: int = 0,
     skip: int = 0,
+    is_stream: bool = False,
     device: str = "cpu",
 ) -> Layer:
     """A layer whose adapter in slot s has rank `ranks[s][i]` on slice i.
@@ -64,10 +66,12 @@ def make_layer(
             scale = 0.5 + (slot + index) % 4
             place = []
             for columns, spread in ((in_features, in_features**-0.5), (width, max(1, rank) ** -0.5 / scale)):
-                numbers = torch.randn(rank * columns, generator=generator, device=device, dtype=torch.float32)
-                weights.append((size, (numbers * spread).to(dtype)))
+                numbers = torch.randn(rank * columns, generator=generator, device=device, dtype=torch.float32) * spread
+                if is_stream and not place:
+                    numbers = torch.cat([numbers, torch.randn(rank, generator=generator, device=device)])
+                weights.append((size, numbers.to(dtype)))
                 place.append(size)
-                size += -(-(rank * columns + 1) // ALIGNMENT) * ALIGNMENT
+                size += -(-(numbers.numel() + 1) // ALIGNMENT) * ALIGNMENT
             table[slot, index] = torch.tensor([*place, rank, scale_to_bits(scale)])
     pool = torch.full((size,), float("nan"), dtype=dtype, device=device)
     for offset, numbers in weights:
@@ -75,7 +79,26 @@ def make_layer(
     starts = [sum(widths[:index]) for index in range(len(widths))]
     slices = torch.tensor(list(zip(starts, widths, strict=True)), dtype=torch.int32)
     max_rank = max(1, *(max(of_slices) for of_slices in ranks))
-    return Layer(pool, table, slices, in_features, tuple(widths), max_rank).on(device)
+    return Layer(pool, table, slices, in_features, tuple(widths), max_rank, is_stream).on(device)
+
+
+def make_stream(
+    width: int, ranks: Sequence[int], dtype: torch.dtype, *, seed: int = 0, skip: int = 0, device: str = "cpu"
+) -> Layer:
+    """A residual stream whose adapter in slot s has rank `ranks[s]`."""
+    of_slots = [(rank,) for rank in ranks]
+    return make_layer(width, (width,), of_slots, dtype, seed=seed, skip=skip, is_stream=True, device=device)
+
+
+def make_selecting_stream(width: int, rank: int, dtype: torch.dtype, device: str = "cpu") -> Layer:
+    """A stream whose one adapter picks the first columns, so that no sum in between has two terms but for the bias.
+
+    What is added then does not depend on the order of a sum: kernels must give every bit of the reference.
+    """
+    layer = make_stream(width, [rank], dtype, device=device)
+    for offset in layer.table[0, 0, :2].tolist():
+        layer.pool[offset : offset + rank * width] = torch.eye(rank, width, device=device).flatten()
+    return layer
 
 
 def step_metadata(token_slots: torch.Tensor, num_slots: int, captured: int | None = None) -> tuple[torch.Tensor, ...]:
@@ -98,7 +121,7 @@ def step_metadata(token_slots: torch.Tensor, num_slots: int, captured: int | Non
 
 
 def inputs(layer: Layer, num_tokens: int, seed: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
-    """Random y, `[num_tokens, sum of widths]`, and x, `[num_tokens, in_features]`."""
+    """Random y, `[num_tokens, sum of widths]`, and x, `[num_tokens, in_features]`; of a stream, hidden and residual."""
     generator = torch.Generator(layer.pool.device).manual_seed(seed)
 
     def draw(columns: int) -> torch.Tensor:
@@ -108,16 +131,71 @@ def inputs(layer: Layer, num_tokens: int, seed: int = 1) -> tuple[torch.Tensor, 
     return draw(sum(layer.widths)), draw(layer.in_features)
 
 
-def add_lora(
-    y: torch.Tensor, x: torch.Tensor, layer: Layer, metadata: tuple[torch.Tensor, ...], align: int = 1
-) -> None:
-    """The kernels, through the custom op."""
+def add(y: torch.Tensor, x: torch.Tensor, layer: Layer, metadata: Sequence[torch.Tensor], align: int = 1) -> None:
+    """The kernels, through the custom op for such a layer; `align` is what LoRA's is told."""
     from engine_patch.kernels import op
 
-    op.add_lora(
-        *(y, x, layer.pool, layer.table, layer.slices, *metadata),
-        *(layer.max_rank, max(layer.widths), align),
-    )
+    place = (layer.pool, layer.table, layer.slices, list(metadata), layer.max_rank)
+    if layer.is_stream:
+        op.add_intervention(y, x, *place)
+    else:
+        op.add_lora(y, x, *place, max(layer.widths), align)
+
+
+def add_reference(y: torch.Tensor, x: torch.Tensor, layer: Layer, token_slots: torch.Tensor) -> None:
+    """The same in plain PyTorch."""
+    reference = add_intervention_reference if layer.is_stream else add_lora_reference
+    reference(y, x, layer.pool, layer.table, layer.slices, token_slots)
+
+
+def make_wrapper(layer: Layer, token_slots: torch.Tensor, max_tokens: int = 64) -> Any:
+    """Upstream's initialiser needs an engine's LoRA configuration, and Triton on a GPU."""
+    from vllm.lora.ops.triton_ops.lora_kernel_metadata import LoRAKernelMeta
+
+    from engine_patch.kernels.gpu import PoolPunicaWrapper
+
+    wrapper = PoolPunicaWrapper.__new__(PoolPunicaWrapper)
+    wrapper.token_mapping_meta = LoRAKernelMeta.make(layer.table.size(0), max_tokens, token_slots.device)
+    wrapper.token_mapping_meta.prepare_tensors(token_slots)
+    wrapper.lora_config = SimpleNamespace(specialize_active_lora=False, max_lora_rank=layer.max_rank)
+    return wrapper
+
+
+def add_wrapped(wrapper: Any, y: torch.Tensor, x: torch.Tensor, layer: Layer) -> None:
+    """The kernels, as the engine's layers and streams call them."""
+    stacked = (layer.pool,), (layer.table, layer.slices)
+    if layer.is_stream:
+        wrapper.add_intervention(y, x, *stacked)
+    else:
+        wrapper.add_lora_linear(y, x, *stacked, 1.0, layer.widths)
+
+
+def check_compiled(layer: Layer, backend: str) -> None:
+    """torch.compile makes one graph of it, for all numbers of tokens, and the step's metadata stay out of it."""
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    device = layer.pool.device
+    generator = torch.Generator().manual_seed(0)
+    wrapper = make_wrapper(layer, torch.zeros(2, dtype=torch.int64, device=device))
+    width = sum(layer.widths)
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        y = torch.cat([x, x], 1)[:, :width] * 2
+        add_wrapped(wrapper, y, x, layer)
+        return y + x[:, :1]
+
+    counter = CompileCounterWithBackend(backend)
+    compiled = torch.compile(forward, backend=counter, fullgraph=True, dynamic=False)
+    with torch.inference_mode():
+        for tokens in (20, 33, 7):
+            slots = torch.randint(-1, layer.table.size(0), (tokens,), generator=generator).to(device)
+            wrapper.token_mapping_meta.prepare_tensors(slots)
+            x = inputs(layer, tokens)[1]
+            before = x.clone()
+            torch._dynamo.mark_dynamic(x, 0)  # as vLLM does
+            assert torch.equal(compiled(x), forward(before))
+            assert torch.equal(x, before)
+    assert counter.frame_count == 1
 
 
 def untouched(layer: Layer, token_slots: torch.Tensor) -> torch.Tensor:

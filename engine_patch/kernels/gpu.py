@@ -1,20 +1,17 @@
-"""LoRA on CUDA GPUs from one pool of adapters, in place of an array of slots for each layer.
+"""Adapters on CUDA GPUs from one pool of them, in place of an array of slots for each layer.
 
 Only a CUDA engine imports this module.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 from vllm.lora.punica_wrapper.punica_gpu import PunicaWrapperGPU
 
-from engine_patch.kernels.op import add_lora
-
-WIDEST_ACCESS = 16
-"""Elements; knowing that columns are divisible by more would not make any access wider."""
+from engine_patch.kernels.op import add_intervention, add_lora
+from engine_patch.kernels.tiles import common_alignment
 
 
 class PoolPunicaWrapper(PunicaWrapperGPU):  # type: ignore[misc]
@@ -55,11 +52,37 @@ class PoolPunicaWrapper(PunicaWrapperGPU):  # type: ignore[misc]
             pool,
             table,
             slices,
-            *self.token_mapping_meta.meta_args(x.size(0), self.lora_config.specialize_active_lora),
+            self._metadata(x.size(0)),
             self.lora_config.max_lora_rank,
             max(output_slices),
-            math.gcd(WIDEST_ACCESS, *output_slices),
+            common_alignment(*output_slices),
         )
+
+    def add_intervention(
+        self,
+        hidden: torch.Tensor,
+        residual: torch.Tensor,
+        lora_a_stacked: tuple[torch.Tensor, ...],
+        lora_b_stacked: tuple[torch.Tensor, ...],
+    ) -> None:
+        """`hidden[token] += (h[token] @ W1.T + b) @ W2`, where h is `hidden + residual`; torch.compile traces this.
+
+        Args:
+            hidden: `[num_tokens, width]`, changed in place.
+            residual: `[num_tokens, width]`.
+            lora_a_stacked: as of a linear layer.
+            lora_b_stacked: as of a linear layer with one slice.
+        """
+        if not lora_a_stacked:
+            return
+        (pool,) = lora_a_stacked
+        table, slices = lora_b_stacked
+        metadata = self._metadata(hidden.size(0))
+        add_intervention(hidden, residual, pool, table, slices, metadata, self.lora_config.max_lora_rank)
+
+    def _metadata(self, num_tokens: int) -> list[torch.Tensor]:
+        """Upstream's, of the step's tokens."""
+        return list(self.token_mapping_meta.meta_args(num_tokens, self.lora_config.specialize_active_lora))
 
 
 def patch() -> None:

@@ -4,9 +4,9 @@
 
     (a_offset, b_offset, rank, scale_bits)
 
-The offsets count elements. A is stored row-major as `[rank, in_features]`. B is stored transposed, row-major as
-`[rank, width]`, so that both are read along their rows. A rank of 0 says that the adapter leaves this slice alone. The low
-32 bits of `scale_bits` are those of the float32 `alpha / r`.
+The offsets count elements. A is stored row-major as `[rank, in_features]`; an intervention's bias, `[rank]`, lies right behind
+it. B is stored transposed, row-major as `[rank, width]`, so that both are read along their rows. A rank of 0 says that the
+adapter leaves this slice alone. The low 32 bits of `scale_bits` are those of the float32 `alpha / r`.
 """
 
 from __future__ import annotations
@@ -51,23 +51,64 @@ def add_lora_reference(
         slices: int32, `[n_slices, 2]`: each fused slice's first column in y, and its width.
         token_slots: `[num_tokens]`, negative for a token without an adapter.
     """
+    _add(y, x, pool, table, slices, token_slots, bias=False)
+
+
+def add_intervention_reference(
+    hidden: torch.Tensor,
+    residual: torch.Tensor,
+    pool: torch.Tensor,
+    table: torch.Tensor,
+    slices: torch.Tensor,
+    token_slots: torch.Tensor,
+) -> None:
+    """Let the adapter of every token act on the residual stream (DiReFT: Wu et al. 2024, arXiv 2404.03592).
+
+        hidden[t] += scale * ((hidden[t] + residual[t]) @ A.T + bias) @ B.T        with a scale of 1; W1 = A, W2 = B.T
+
+    The stream `hidden + residual` is rounded to their dtype, the bias is added in float32; the rest is as for LoRA.
+
+    Args:
+        hidden: `[num_tokens, width]`, changed in place.
+        residual: `[num_tokens, width]`.
+        pool: `[num_elements]`.
+        table: int64, `[slots, 1, 4]`, of this stream.
+        slices: int32, `[[0, width]]`.
+        token_slots: `[num_tokens]`, negative for a token without an adapter.
+    """
+    _add(hidden, hidden + residual, pool, table, slices, token_slots, bias=True)
+
+
+def _add(
+    y: torch.Tensor,
+    x: torch.Tensor,
+    pool: torch.Tensor,
+    table: torch.Tensor,
+    slices: torch.Tensor,
+    token_slots: torch.Tensor,
+    *,
+    bias: bool,
+) -> None:
     for slot in sorted(set(token_slots.tolist())):
         if slot < 0:
             continue
         rows = (token_slots == slot).nonzero().squeeze(1)
         for row, (start, width) in zip(table[slot].tolist(), slices.tolist(), strict=True):
-            delta = _delta(x[rows], pool, row, width)
+            delta = _delta(x[rows], pool, row, width, bias)
             if delta is not None:
                 columns = slice(start, start + width)
                 y[rows, columns] = (y[rows, columns].float() + delta).to(y.dtype)
 
 
-def _delta(x: torch.Tensor, pool: torch.Tensor, row: list[int], width: int) -> torch.Tensor | None:
+def _delta(x: torch.Tensor, pool: torch.Tensor, row: list[int], width: int, bias: bool) -> torch.Tensor | None:
     """What one adapter adds to one slice, float32 `[num_rows, width]`, for `x` of shape `[num_rows, in_features]`."""
     a_offset, b_offset, rank, bits = row
     if rank == 0:
         return None
-    a = pool[a_offset : a_offset + rank * x.shape[1]].view(rank, x.shape[1])
+    a_end = a_offset + rank * x.shape[1]
+    a = pool[a_offset:a_end].view(rank, x.shape[1])
     b = pool[b_offset : b_offset + rank * width].view(rank, width)
-    shrunk = (x.float() @ a.float().T) * bits_to_scale(bits)
-    return shrunk.to(pool.dtype).float() @ b.float()
+    shrunk = x.float() @ a.float().T
+    if bias:
+        shrunk += pool[a_end : a_end + rank].float()
+    return (shrunk * bits_to_scale(bits)).to(pool.dtype).float() @ b.float()

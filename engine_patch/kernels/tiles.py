@@ -7,6 +7,7 @@ of the adapters, each of which has a token or some; its tiles are as low as tens
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 SMALL_STEP = 512
@@ -17,6 +18,9 @@ LARGE_STEP = 4096
 
 RANK_UNIT = 16
 """What shrink computes is stored in so many ranks at a time, zeros from an adapter's rank on."""
+
+WIDEST_ACCESS = 16
+"""Elements; knowing that columns are divisible by more would not make any access wider."""
 
 LARGEST_RANK_TILE = 64
 LEAST_SPLIT = 256
@@ -50,6 +54,11 @@ class Tiles:
 def power_of_two(least: int) -> int:
     """The smallest power of two that is at least `least`."""
     return 1 << max(0, least - 1).bit_length()
+
+
+def common_alignment(*widths: int) -> int:
+    """A power of two that divides the widths, and so every column at which one of the slices beside one another starts."""
+    return math.gcd(WIDEST_ACCESS, *widths)
 
 
 def choose_splits(num_tokens: int, in_features: int, n_slices: int) -> int:

@@ -1,5 +1,7 @@
 """Two Triton kernels for adapters in a pool: shrink, `x @ A.T`, and expand, `y += ... @ B.T`.
 
+An intervention on the residual stream is such a pair with `x = hidden + residual`, a bias between the products, and `y = hidden`.
+
 `engine_patch.kernels.reference` tells how adapters lie in the pool and what is computed. Each kernel covers all slices of a
 layer in one launch. Which programs have work is found on the device, in vLLM's metadata of the step, and the size of a grid
 depends on the number of tokens and of slots only; so a launch can be captured in a CUDA graph and replayed with other
@@ -77,6 +79,8 @@ def _find_rows(
 def _shrink_kernel(
     x: tl.tensor,
     x_stride: tl.tensor,
+    residual: tl.tensor | None,
+    residual_stride: tl.tensor | None,
     in_features: tl.tensor,
     pool: tl.tensor,
     table: tl.tensor,
@@ -97,7 +101,11 @@ def _shrink_kernel(
     DEPTH: tl.constexpr,
     SPLITS: tl.constexpr,
 ) -> None:
-    """`shrunk[split, slice, token, :padded rank] = scale * x[token, part] @ A[:, part].T`, a part of `in_features` a split."""
+    """`shrunk[split, slice, token, :padded rank] = scale * x[token, part] @ A[:, part].T`, a part of `in_features` a split.
+
+    With a residual, x is `x + residual` and a bias, `[rank]` behind A, is added before the scale. Without one, it and its
+    stride are None, of which Triton makes constants: nothing of interventions is left in the kernel that LoRA runs.
+    """
     # The slices of a block are neighbours, so that all but the first find x in the L2 cache.
     part = tl.program_id(0) % (n_slices * SPLITS)
     block = tl.program_id(0) // (n_slices * SPLITS)
@@ -118,6 +126,8 @@ def _shrink_kernel(
     is_row = row < left
     token = tl.load(tokens + first + row, mask=is_row, other=0).to(tl.int64)
     x_rows = x + token[:, None] * x_stride
+    if residual is not None:
+        residual_rows = residual + token[:, None] * residual_stride
     shrunk_rows = shrunk + ((split * n_slices + slice_id).to(tl.int64) * num_tokens + token[:, None]) * rank_stride
 
     steps = tl.cdiv(in_features, DEPTH * SPLITS)
@@ -126,10 +136,16 @@ def _shrink_kernel(
         total = tl.zeros((ROWS, RANK), dtype=tl.float32)
         for step in range(steps):
             k = (split * steps + step) * DEPTH + tl.arange(0, DEPTH)
-            x_tile = tl.load(x_rows + k[None, :], mask=is_row[:, None] & (k < in_features)[None, :], other=0.0)
+            x_mask = is_row[:, None] & (k < in_features)[None, :]
+            x_tile = tl.load(x_rows + k[None, :], mask=x_mask, other=0.0)
+            if residual is not None:  # rounded to their dtype, as PyTorch rounds the sum
+                x_tile += tl.load(residual_rows + k[None, :], mask=x_mask, other=0.0)
             a_mask = (r < rank)[None, :] & (k < in_features)[:, None]
             a_tile = tl.load(a + r[None, :] * in_features + k[:, None], mask=a_mask, other=0.0)
             total = tl.dot(x_tile, a_tile, total, input_precision="ieee")
+        if residual is not None:
+            bias = tl.load(a + rank * in_features + r, mask=(r < rank) & (split == 0), other=0.0)  # once in a split sum
+            total += bias.to(tl.float32)[None, :]
         is_stored = r < tl.cdiv(rank, UNIT) * UNIT  # 0 from rank on: so both kernels access whole vectors
         tl.store(shrunk_rows + r[None, :], total * scale, mask=is_row[:, None] & is_stored[None, :])
 
@@ -204,16 +220,24 @@ def _expand_kernel(
 
 
 def shrink(
-    shrunk: torch.Tensor, x: torch.Tensor, pool: torch.Tensor, table: torch.Tensor, groups: Groups, tiles: Tiles
+    shrunk: torch.Tensor,
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    pool: torch.Tensor,
+    table: torch.Tensor,
+    groups: Groups,
+    tiles: Tiles,
 ) -> None:
     """Fill, of `shrunk`, what expand reads: float32 `[splits, n_slices, num_tokens, padded_rank]`.
 
-    `padded_rank` is the largest rank, rounded up to a multiple of RANK_UNIT.
+    `padded_rank` is the largest rank, rounded up to a multiple of RANK_UNIT. `residual` makes interventions of the adapters.
     """
     splits, n_slices, num_tokens, padded_rank = shrunk.shape
     _shrink_kernel[(groups.blocks(tiles.rows) * n_slices * splits,)](
         x,
         x.stride(0),
+        residual,
+        None if residual is None else residual.stride(0),
         x.size(1),
         pool,
         table,

@@ -3,6 +3,9 @@
 Both sides do the same work on the same weights, for the fused linear layers of one decoder layer, each captured in a CUDA
 graph, so that the device's time is measured. Sides alternate. The L2 cache is overwritten before each measurement, as the
 rest of a model would overwrite it.
+
+An intervention on the residual stream has nothing to be compared with in vLLM. It stands beside the addition of two tensors of
+its size: nothing that reads hidden and residual and writes hidden takes less.
 """
 
 from __future__ import annotations
@@ -12,14 +15,14 @@ import json
 import statistics
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from engine_patch.kernels.reference import scale_to_bits
-from tests.lora_pool import Layer, add_lora, inputs, step_metadata
+from tests.lora_pool import Layer, add, inputs, make_stream, step_metadata
 
 MODELS = {
     "Qwen2.5-0.5B": {"hidden": 896, "intermediate": 4864, "q": 896, "kv": 128},
@@ -140,6 +143,11 @@ def summary(times: list[float]) -> dict[str, float]:
     return {"median_us": round(median, 2), "quartile1_us": round(low, 2), "quartile3_us": round(high, 2)}
 
 
+def metadata_of(case: Case) -> tuple[torch.Tensor, ...]:
+    slots = torch.arange(case.tokens, device="cuda") * case.adapters // case.tokens
+    return step_metadata(slots, case.adapters)
+
+
 def compare(case: Case, in_features: int, widths: tuple[int, ...], dtype: torch.dtype, repeats: int) -> dict[str, Any]:
     """Times of both sides on one linear layer, and how far apart their results are."""
     from vllm.lora.ops.triton_ops import utils
@@ -148,20 +156,47 @@ def compare(case: Case, in_features: int, widths: tuple[int, ...], dtype: torch.
         cache.clear()
     stacked = make_stacked(case, in_features, widths, dtype)
     layer = to_pool(case, stacked, in_features, widths)
-    slots = torch.arange(case.tokens, device="cuda") * case.adapters // case.tokens
-    metadata = step_metadata(slots, case.adapters)
+    metadata = metadata_of(case)
     y, x = inputs(layer, case.tokens)
     of_pool, of_stock = y.clone(), y.clone()
-    add_lora(of_pool, x, layer, metadata, 16)
+    add(of_pool, x, layer, metadata, 16)
     stock(of_stock, x, stacked, metadata)
     apart = (of_pool.float() - of_stock.float()).abs().max() / of_stock.float().abs().max()
     graphs = {
-        "pool": capture(lambda: add_lora(of_pool, x, layer, metadata, 16)),
+        "pool": capture(lambda: add(of_pool, x, layer, metadata, 16)),
         "stock": capture(lambda: stock(of_stock, x, stacked, metadata)),
     }
     times = measure(graphs, repeats)
     found: dict[str, Any] = {name: summary(of_side) for name, of_side in times.items()}
     return {**found, "largest_difference": round(apart.item(), 6)}
+
+
+def intervene(case: Case, width: int, dtype: torch.dtype, repeats: int) -> dict[str, Any]:
+    """Times of the interventions of a step on a stream, and of the addition that bounds them."""
+    layer = replace(make_stream(width, [case.rank] * case.adapters, dtype, device="cuda"), max_rank=case.max_rank)
+    layer.pool.mul_(0.01)  # each replay changes hidden, which must stay finite
+    metadata = metadata_of(case)
+    hidden, residual = inputs(layer, case.tokens)
+    stream = torch.empty_like(hidden)
+    graphs = {
+        "pool": capture(lambda: add(hidden, residual, layer, metadata)),
+        "bound": capture(lambda: torch.add(hidden, residual, out=stream)),
+    }
+    times = measure(graphs, repeats)
+    assert hidden.isfinite().all()
+    return {name: summary(of_side) for name, of_side in times.items()}
+
+
+def run_interventions(models: list[str], dtype: torch.dtype, repeats: int) -> list[dict[str, Any]]:
+    results = []
+    for model in models:
+        for case in CASES:
+            if case.step == "prefill":
+                width = MODELS[model]["hidden"]
+                found = intervene(case, width, dtype, repeats)
+                results.append({"model": model, **asdict(case), "width": width, **found})
+                print(f"{model} {case}: {found}", file=sys.stderr, flush=True)
+    return results
 
 
 def run(models: list[str], dtype: torch.dtype, repeats: int) -> list[dict[str, Any]]:
@@ -185,13 +220,18 @@ def run(models: list[str], dtype: torch.dtype, repeats: int) -> list[dict[str, A
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, help="a JSON file for the results")
+    parser.add_argument("--only", choices=["linear", "interventions"], help="default: both")
     parser.add_argument("--model", choices=sorted(MODELS), action="append", help="default: all")
     parser.add_argument("--dtype", choices=["bfloat16", "float16"], default="bfloat16")
     parser.add_argument("--repeats", type=int, default=50)
     options = parser.parse_args()
-    results = run(options.model or list(MODELS), getattr(torch, options.dtype), options.repeats)
+    settings = options.model or list(MODELS), getattr(torch, options.dtype), options.repeats
+    results = {
+        "results": run(*settings) if options.only != "interventions" else [],
+        "interventions": run_interventions(*settings) if options.only != "linear" else [],
+    }
     about = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "dtype": options.dtype}
-    text = json.dumps({**about, "repeats": options.repeats, "results": results}, indent=1)
+    text = json.dumps({**about, "repeats": options.repeats, **results}, indent=1)
     print(text)
     if options.out:
         options.out.write_text(text + "\n")

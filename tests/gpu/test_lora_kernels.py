@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine_patch.kernels.reference import add_lora_reference
 from tests import lora_pool
 
 pytestmark = [
@@ -22,6 +21,9 @@ SHAPES = [
     (14336, (4096,)),
     (75, (70, 9)),
 ]
+STREAMS = [896, 4096, 75]
+"""Widths of residual streams, on which adapters intervene."""
+
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 8e-3, torch.float16: 2e-3}
 """Of the largest element: y is rounded once, and so is the product in between."""
 
@@ -32,7 +34,9 @@ def _exact_reference() -> None:
 
 
 def make(in_features: int, widths: tuple[int, ...], dtype: torch.dtype, skip: int = 0) -> lora_pool.Layer:
-    """Slot s has rank RANKS[s], but one of its slices may go without; the slot of rank 0 is empty."""
+    """Slot s has rank RANKS[s], but one of its slices may go without; the slot of rank 0 is empty. No widths: a stream."""
+    if not widths:
+        return lora_pool.make_stream(in_features, RANKS, dtype, skip=skip, device="cuda")
     ranks = [
         [rank if (slot + index) % 4 or len(widths) == 1 else 0 for index in range(len(widths))]
         for slot, rank in enumerate(RANKS)
@@ -54,46 +58,71 @@ def draw_slots(mix: str, num_slots: int) -> torch.Tensor:
     return torch.randint(-1, num_slots, (tokens,), generator=generator).to("cuda")
 
 
-def check(layer: lora_pool.Layer, slots: torch.Tensor, align: int) -> None:
+def check(layer: lora_pool.Layer, slots: torch.Tensor, align: int, tolerance: float | None = None) -> None:
     y, x = lora_pool.inputs(layer, slots.size(0))
-    before, expected = y.clone(), y.clone()
-    add_lora_reference(expected, x, layer.pool, layer.table, layer.slices, slots)
+    before, expected, x_before = y.clone(), y.clone(), x.clone()
+    lora_pool.add_reference(expected, x, layer, slots)
     metadata = lora_pool.step_metadata(slots, layer.table.size(0))
-    lora_pool.add_lora(y, x, layer, metadata, align)
+    lora_pool.add(y, x, layer, metadata, align)
     error = (y.float() - expected.float()).abs().max().item()
-    assert error <= TOLERANCES[layer.pool.dtype] * expected.float().abs().max().item()
+    tolerance = TOLERANCES[layer.pool.dtype] if tolerance is None else tolerance
+    assert error <= tolerance * expected.float().abs().max().item()
+    assert torch.equal(x, x_before)
     same = lora_pool.untouched(layer, slots)
     assert torch.equal(y[same], before[same])
     again = before.clone()
-    lora_pool.add_lora(again, x, layer, metadata, align)
+    lora_pool.add(again, x, layer, metadata, align)
     assert torch.equal(again, y)  # deterministic
 
 
 @pytest.mark.parametrize("mix", ["one token", "none", "decode", "one adapter", "small", "middling", "large"])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(
+    "shape", [*SHAPES, *(pytest.param((width, ()), id=f"stream {width}") for width in STREAMS)], ids=str
+)
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 def test_equals_the_reference(dtype: torch.dtype, shape: tuple[int, tuple[int, ...]], mix: str) -> None:
     layer = make(*shape, dtype)
     check(layer, draw_slots(mix, len(RANKS)), 16 if shape[0] % 16 == 0 else 1)
 
 
-def test_beyond_32_bit_offsets() -> None:
+@pytest.mark.parametrize("mix", ["small", "large"])
+@pytest.mark.parametrize("width", STREAMS)
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+def test_interventions_see_the_stream_as_pytorch_rounds_it(dtype: torch.dtype, width: int, mix: str) -> None:
+    check(lora_pool.make_selecting_stream(width, 13, dtype, "cuda"), draw_slots(mix, 1), 1, tolerance=0.0)
+
+
+@pytest.mark.parametrize("tokens", [130, 8192])
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+def test_interventions_of_every_rank(dtype: torch.dtype, tokens: int) -> None:
+    layer = lora_pool.make_stream(896, range(1, 65), dtype, device="cuda")
+    check(layer, torch.arange(tokens, device="cuda") * 65 // tokens - 1, 1)
+
+
+@pytest.mark.parametrize("widths", [(896, 128, 128), ()], ids=["linear", "stream"])
+def test_beyond_32_bit_offsets(widths: tuple[int, ...]) -> None:
     """A pool of more than 2**31 elements."""
-    check(make(896, (896, 128, 128), torch.bfloat16, skip=2**31 + 16), draw_slots("small", len(RANKS)), 16)
+    check(make(896, widths, torch.bfloat16, skip=2**31 + 16), draw_slots("small", len(RANKS)), 16)
 
 
-def test_a_replayed_graph_takes_the_new_step() -> None:
+@pytest.mark.parametrize("widths", [(896,), ()], ids=["linear", "stream"])
+def test_compiled_by_inductor(widths: tuple[int, ...]) -> None:
+    lora_pool.check_compiled(make(896, widths, torch.float32), "inductor")
+
+
+@pytest.mark.parametrize("widths", [(4864, 4864), ()], ids=["linear", "stream"])
+def test_a_replayed_graph_takes_the_new_step(widths: tuple[int, ...]) -> None:
     """Captured with one mix of adapters, replayed with others, with fewer tokens, with none, and with a changed table."""
     from vllm.lora.ops.triton_ops.lora_kernel_metadata import LoRAKernelMeta
 
-    layer = make(896, (4864, 4864), torch.bfloat16)
+    layer = make(896, widths, torch.bfloat16)
     tokens, num_slots = 64, len(RANKS)
     meta = LoRAKernelMeta.make(num_slots, 128, device="cuda")
     y, x = lora_pool.inputs(layer, tokens)
     before = y.clone()
 
     def step() -> None:
-        lora_pool.add_lora(y, x, layer, meta.meta_args(tokens, False), 16)
+        lora_pool.add(y, x, layer, meta.meta_args(tokens, False), 16)
 
     meta.prepare_tensors(torch.zeros(tokens, dtype=torch.int64, device="cuda"))
     step()  # compiles
@@ -111,7 +140,7 @@ def test_a_replayed_graph_takes_the_new_step() -> None:
         y.copy_(before)
         graph.replay()
         expected = before.clone()
-        add_lora_reference(expected[:used], x[:used], layer.pool, layer.table, layer.slices, slots)
+        lora_pool.add_reference(expected[:used], x[:used], layer, slots)
         error = (y.float() - expected.float()).abs().max().item()
         assert error <= TOLERANCES[torch.bfloat16] * expected.float().abs().max().item()
         assert torch.equal(y[used:], before[used:])

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
-from engine_patch.kernels.reference import add_lora_reference, bits_to_scale, scale_to_bits
-from engine_patch.kernels.tiles import choose_tiles, power_of_two
+from engine_patch.kernels.reference import bits_to_scale, scale_to_bits
+from engine_patch.kernels.tiles import choose_tiles, common_alignment, power_of_two
 from tests import lora_pool
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -31,6 +29,25 @@ needs_triton = [
 MIXED = [(1, 1, 1), (4, 0, 8), (0, 0, 0), (12, 12, 12), (0, 20, 0), (70, 16, 3)]
 """Ranks on three slices: slot 2 is empty, and others leave slices alone."""
 
+STREAM = [1, 4, 0, 12, 20, 70]
+"""Ranks of interventions; the adapter in slot 2 has none on this stream."""
+
+each_kind = pytest.mark.parametrize("kind", ["linear", "stream"])
+
+
+def mixed(kind: str, dtype: torch.dtype) -> lora_pool.Layer:
+    """Ranks below and above a tile's, at odd sizes."""
+    if kind == "stream":
+        return lora_pool.make_stream(75, STREAM, dtype, device=DEVICE)
+    return lora_pool.make_layer(75, (70, 9, 33), MIXED, dtype, device=DEVICE)
+
+
+def small(kind: str) -> lora_pool.Layer:
+    """Two slots, and y of 40 columns."""
+    if kind == "stream":
+        return lora_pool.make_stream(40, [8, 3], torch.float32, device=DEVICE)
+    return lora_pool.make_layer(32, (16, 24), [(8, 3), (2, 0)], torch.float32, device=DEVICE)
+
 
 def draw_slots(num_tokens: int, num_slots: int, seed: int = 0) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
@@ -38,11 +55,12 @@ def draw_slots(num_tokens: int, num_slots: int, seed: int = 0) -> torch.Tensor:
 
 
 def check(layer: lora_pool.Layer, slots: torch.Tensor, tolerance: float, align: int = 1) -> None:
-    """Near the reference, and what no adapter adapts is unchanged bit for bit."""
+    """Near the reference; what no adapter adapts is unchanged bit for bit, and so is what is only read."""
     y, x = lora_pool.inputs(layer, slots.size(0))
-    before, expected = y.clone(), y.clone()
-    add_lora_reference(expected, x, layer.pool, layer.table, layer.slices, slots)
-    lora_pool.add_lora(y, x, layer, lora_pool.step_metadata(slots, layer.table.size(0)), align)
+    before, expected, x_before = y.clone(), y.clone(), x.clone()
+    lora_pool.add_reference(expected, x, layer, slots)
+    lora_pool.add(y, x, layer, lora_pool.step_metadata(slots, layer.table.size(0)), align)
+    assert torch.equal(x, x_before)
     assert (y - expected).abs().max().item() <= tolerance * expected.abs().max().item()
     same = lora_pool.untouched(layer, slots)
     assert torch.equal(y[same], before[same])
@@ -59,15 +77,32 @@ def test_the_reference_equals_token_by_token() -> None:
     layer = lora_pool.make_layer(29, (17, 3, 5), MIXED, torch.float32)
     slots = draw_slots(23, len(MIXED)).cpu()
     y, x = lora_pool.inputs(layer, 23)
-    expected = y.double().clone()
+    expected = y.double()
     for row, slot in enumerate(slots.tolist()):
         for (start, width), (a, b, rank, bits) in zip(layer.slices.tolist(), layer.table[slot].tolist(), strict=True):
             if slot >= 0 and rank > 0:
                 down = layer.pool[a : a + rank * 29].double().view(rank, 29)
                 up = layer.pool[b : b + rank * width].double().view(rank, width)
                 expected[row, start : start + width] += bits_to_scale(bits) * (up.T @ (down @ x[row].double()))
-    add_lora_reference(y, x, layer.pool, layer.table, layer.slices, slots)
+    lora_pool.add_reference(y, x, layer, slots)
     assert torch.allclose(y.double(), expected, atol=1e-4)
+
+
+def test_the_reference_of_interventions_equals_token_by_token() -> None:
+    layer = lora_pool.make_stream(29, STREAM, torch.float32)
+    slots = draw_slots(23, len(STREAM)).cpu()
+    hidden, residual = lora_pool.inputs(layer, 23)
+    expected = hidden.double()
+    for row, slot in enumerate(slots.tolist()):
+        a, b, rank, bits = layer.table[slot, 0].tolist()
+        if slot >= 0 and rank > 0:
+            w1 = layer.pool[a : a + rank * 29].double().view(rank, 29)
+            bias = layer.pool[a + rank * 29 : a + rank * 30].double()
+            w2 = layer.pool[b : b + rank * 29].double().view(rank, 29)
+            stream = expected[row] + residual[row]
+            expected[row] += bits_to_scale(bits) * ((w1 @ stream + bias) @ w2)
+    lora_pool.add_reference(hidden, residual, layer, slots)
+    assert torch.allclose(hidden.double(), expected, atol=1e-4)
 
 
 def test_tiles() -> None:
@@ -82,18 +117,38 @@ def test_tiles() -> None:
     assert choose_tiles(1, 896, 3, 8, False).rank == 16
 
 
+def test_alignment() -> None:
+    assert [common_alignment(*widths) for widths in ((896, 128), (24,), (16, 24), (75, 16))] == [16, 8, 8, 1]
+
+
 class TestTriton:
     pytestmark = needs_triton
 
+    @each_kind
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
     @pytest.mark.parametrize("tokens", [1, 37, 600])
-    def test_equals_the_reference(self, dtype: torch.dtype, tokens: int) -> None:
+    def test_equals_the_reference(self, dtype: torch.dtype, tokens: int, kind: str) -> None:
         """At odd sizes, with tiles for few and for many tokens, and ranks above a tile's."""
-        layer = lora_pool.make_layer(75, (70, 9, 33), MIXED, dtype, device=DEVICE)
+        layer = mixed(kind, dtype)
         check(layer, draw_slots(tokens, len(MIXED)), 1e-5 if dtype == torch.float32 else 2e-3)
 
-    def test_sums_shared_by_programs(self) -> None:
-        layer = lora_pool.make_layer(1040, (48,), [(4,), (0,), (17,)], torch.float32, device=DEVICE)
+    @pytest.mark.parametrize("tokens", [20, 600])
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+    def test_interventions_see_the_stream_as_pytorch_rounds_it(self, dtype: torch.dtype, tokens: int) -> None:
+        layer = lora_pool.make_selecting_stream(75, 13, dtype, DEVICE)
+        check(layer, draw_slots(tokens, 1), 0.0)
+
+    def test_interventions_of_every_rank(self) -> None:
+        layer = lora_pool.make_stream(48, range(1, 65), torch.float32, device=DEVICE)
+        check(layer, torch.arange(-2, 128, device=DEVICE) // 2, 1e-5)
+
+    @each_kind
+    def test_sums_shared_by_programs(self, kind: str) -> None:
+        """Where a bias must be added once."""
+        if kind == "stream":
+            layer = lora_pool.make_stream(1040, [4, 0, 17], torch.float32, device=DEVICE)
+        else:
+            layer = lora_pool.make_layer(1040, (48,), [(4,), (0,), (17,)], torch.float32, device=DEVICE)
         assert choose_tiles(20, 1040, 1, 17, True).splits == 4
         check(layer, draw_slots(20, 3), 1e-5, align=16)
 
@@ -115,70 +170,60 @@ class TestTriton:
             check(layer, slots.to(DEVICE), 1e-5)
             check(layer, torch.full((tokens,), 6, device=DEVICE), 1e-5)
 
-    def test_no_adapter_in_the_step(self) -> None:
-        """The op returns at once; and a replayed graph, which runs the kernels all the same, changes nothing."""
-        layer = lora_pool.make_layer(32, (16,), [(8,)] * 2, torch.float32, device=DEVICE)
+    @each_kind
+    def test_no_adapter_in_the_step(self, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The op returns before any kernel; and a replayed graph, which runs them all the same, changes nothing."""
+        from engine_patch.kernels import op
+
+        layer = small(kind)
         y, x = lora_pool.inputs(layer, 20)
         before = y.clone()
         metadata = list(lora_pool.step_metadata(torch.full((20,), -1, device=DEVICE), 2))
         assert metadata[5].item()
-        lora_pool.add_lora(y, x, layer, tuple(metadata))
+        with monkeypatch.context() as patched:
+            patched.setattr(op, "shrink", None)
+            lora_pool.add(y, x, layer, metadata)
         metadata[5] = torch.tensor([False])
-        lora_pool.add_lora(y, x, layer, tuple(metadata))
+        lora_pool.add(y, x, layer, metadata)
         assert torch.equal(y, before)
 
-    def test_a_step_smaller_than_the_captured_graph(self) -> None:
-        layer = lora_pool.make_layer(32, (16,), [(8,)] * 2, torch.float32, device=DEVICE)
+    @each_kind
+    def test_a_step_smaller_than_the_captured_graph(self, kind: str) -> None:
+        layer = small(kind)
         slots = draw_slots(20, 2)
         y, x = lora_pool.inputs(layer, 48)
         before, expected = y.clone(), y.clone()
         padded = torch.cat([slots, torch.full((28,), -1, device=DEVICE)])
-        add_lora_reference(expected, x, layer.pool, layer.table, layer.slices, padded)
-        lora_pool.add_lora(y, x, layer, lora_pool.step_metadata(slots, 2, captured=48))
+        lora_pool.add_reference(expected, x, layer, padded)
+        lora_pool.add(y, x, layer, lora_pool.step_metadata(slots, 2, captured=48))
         assert torch.allclose(y, expected, atol=1e-5)
         assert torch.equal(y[20:], before[20:])
 
-    def test_the_wrapper(self) -> None:
-        """Through upstream's interface, with a leading dimension of 1, and with x and y as views of wider tensors."""
-        layer = lora_pool.make_layer(32, (16, 24), [(8, 3), (2, 0)], torch.float32, device=DEVICE)
-        slots = draw_slots(20, 2)
-        wrapper = make_wrapper(layer, slots)
+    @each_kind
+    def test_the_wrapper(self, kind: str) -> None:
+        """Through upstream's interface, with x and y as views of wider tensors, and in linear layers a leading dimension of 1."""
+        layer, slots = small(kind), draw_slots(20, 2)
+        wrapper = lora_pool.make_wrapper(layer, slots)
         y, x = lora_pool.inputs(layer, 20)
         expected = y.clone()
-        add_lora_reference(expected, x, layer.pool, layer.table, layer.slices, slots)
+        lora_pool.add_reference(expected, x, layer, slots)
         wide = torch.zeros(20, 50, device=DEVICE)
         wide[:, :40] = y
-        for out, given in ((y.unsqueeze(0), x.unsqueeze(0)), (wide[:, :40], torch.cat([x, x], 1)[:, :32])):
-            wrapper.add_lora_linear(out, given, (layer.pool,), (layer.table, layer.slices), 1.0, (16, 24))
+        pairs = [(wide[:, :40], torch.cat([x, x], 1)[:, : layer.in_features])]
+        if kind == "linear":
+            pairs.append((y.unsqueeze(0), x.unsqueeze(0)))
+        for out, given in pairs:
+            lora_pool.add_wrapped(wrapper, out, given, layer)
             assert torch.allclose(out.view(20, 40), expected, atol=1e-5)
         assert not wide[:, 40:].any()
 
-    def test_the_wrapper_compiled(self) -> None:
-        """torch.compile makes one graph of it, for all numbers of tokens, and the step's metadata stay out of it."""
-        layer = lora_pool.make_layer(32, (16, 24), [(8, 3), (2, 0)], torch.float32, device=DEVICE)
-        wrapper = make_wrapper(layer, draw_slots(2, 2))
+    def test_a_stream_that_no_adapter_adapts(self) -> None:
+        layer = small("stream")
+        hidden, residual = lora_pool.inputs(layer, 20)
+        before = hidden.clone()
+        lora_pool.make_wrapper(layer, draw_slots(20, 2)).add_intervention(hidden, residual, (), ())
+        assert torch.equal(hidden, before)
 
-        def forward(x: torch.Tensor) -> torch.Tensor:
-            y = torch.cat([x, x[:, :8]], 1) * 2
-            wrapper.add_lora_linear(y, x, (layer.pool,), (layer.table, layer.slices), 1.0, (16, 24))
-            return y + 1
-
-        compiled = torch.compile(forward, backend="aot_eager", fullgraph=True, dynamic=True)
-        with torch.inference_mode():
-            for tokens in (20, 33, 7):
-                wrapper.token_mapping_meta.prepare_tensors(draw_slots(tokens, 2, seed=tokens))
-                x = lora_pool.inputs(layer, tokens)[1]
-                assert torch.equal(compiled(x), forward(x))
-
-
-def make_wrapper(layer: lora_pool.Layer, slots: torch.Tensor) -> Any:
-    """Upstream's initialiser needs an engine's LoRA configuration, and Triton on a GPU."""
-    from vllm.lora.ops.triton_ops.lora_kernel_metadata import LoRAKernelMeta
-
-    from engine_patch.kernels.gpu import PoolPunicaWrapper
-
-    wrapper = PoolPunicaWrapper.__new__(PoolPunicaWrapper)
-    wrapper.token_mapping_meta = LoRAKernelMeta.make(layer.table.size(0), 64, DEVICE)
-    wrapper.token_mapping_meta.prepare_tensors(slots)
-    wrapper.lora_config = SimpleNamespace(specialize_active_lora=False, max_lora_rank=layer.max_rank)
-    return wrapper
+    @each_kind
+    def test_the_wrapper_compiled(self, kind: str) -> None:
+        lora_pool.check_compiled(small(kind), "aot_eager")
