@@ -58,6 +58,8 @@ def main() -> None:
         parser.error("--arms: base is what the others are compared with")
     engines = {arm: Engine(arm) for arm in options.arms}
     try:
+        for engine in engines.values():
+            engine.answer()  # it is up
         rates: dict[str, list[float]] = {arm: [] for arm in engines}
         for repetition in range(options.repeats + WARM_UP):
             for arm, rate in in_turn({name: one.measure for name, one in engines.items()}, repetition).items():
@@ -94,9 +96,9 @@ class Engine:
             stdout=subprocess.PIPE,
             text=True,
         )
-        self._answer()
 
-    def _answer(self) -> float:
+    def answer(self) -> float:
+        """Wait for the next one."""
         assert self._process.stdout
         for line in self._process.stdout:  # vLLM logs to standard output too
             if line.startswith("{"):
@@ -104,11 +106,11 @@ class Engine:
         raise SystemExit(f"the engine of an arm ended with exit code {self._process.wait()}")
 
     def measure(self) -> float:
-        """Tokens a second, of all requests together."""
+        """One repetition: tokens a second, of all requests together."""
         assert self._process.stdin
         self._process.stdin.write("measure\n")
         self._process.stdin.flush()
-        return self._answer()
+        return self.answer()
 
     def stop(self) -> None:
         assert self._process.stdin
@@ -154,7 +156,7 @@ def engine_args(options: argparse.Namespace, base: Any, with_adapters: bool) -> 
         # Eager for the base too: with LoRA on, vLLM's CPU engine compiles nothing.
         args |= {"enforce_eager": True, "block_size": CPU_BLOCK_SIZE, "kv_cache_memory_bytes": 1 << 29}
     else:
-        args["gpu_memory_utilization"] = 0.9 / len(options.arms)
+        args["kv_cache_memory_bytes"] = 8 << 30  # the engines share one GPU
     return args
 
 
