@@ -41,4 +41,5 @@ def edit_entry(folder: Path, index: int, value: Any) -> None:
 def edit_tensors(folder: Path, change: Any, file: str = FIRST) -> None:
     """`change` gets the dictionary of one file's tensors and changes it, or gives back another."""
     tensors = torch.load(folder / file, weights_only=True)
-    torch.save(change(tensors) or tensors, folder / file)
+    changed = change(tensors)
+    torch.save(changed if isinstance(changed, dict | list) else tensors, folder / file)
