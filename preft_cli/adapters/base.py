@@ -34,11 +34,6 @@ class BaseFacts(NamedTuple):
 
         return cls(base.name, base.fingerprint, *modules_of(base, declared))
 
-    @property
-    def all(self) -> dict[str, tuple[int, int]]:
-        """Linear layers and residual streams."""
-        return self.shapes | self.streams
-
     def require_streams(self, where: Path) -> None:
         """For an adapter with a DiReFT part.
 

@@ -128,7 +128,7 @@ class _Collector:
             raise UserError(f"it is for another base model: {difference}")
         if any(map(is_stream, header.modules)):
             self._facts.require_streams(where)
-        places = self._facts.all
+        places = self._facts.shapes | self._facts.streams
         for name, module in header.modules.items():
             shape = places.get(name)
             if shape != (module.in_features, module.out_features):

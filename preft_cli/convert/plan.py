@@ -47,11 +47,7 @@ def plan_convert(
     found = find_sources(paths)
     if name is not None and len(found.sources) > 1:
         raise UserError(f"--name names one adapter, and {len(found.sources)} were found; convert one at a time", 2)
-    if told != NOTHING and found.sources and all(source.kind != "pyreft" for source in found.sources):
-        option = "--positions" if told.positions else "--intervention"
-        raise UserError(
-            f"{option} is for pyreft folders, and there is none among the sources; other adapters say it", 2
-        )
+    _check_told(told, found.sources)
     inside = (".", "adapter", PYREFT_CHECKPOINT)
     single = len(paths) == 1 and bool(found.sources) and found.sources[0].path in [paths[0] / name for name in inside]
     # The way back and the check take the tensors as they are.
@@ -103,6 +99,15 @@ def _check_options(method: str | None, told: Told, to: Target, out: Path | None,
         raise UserError("--check goes by what the store's file says; it takes no --positions and no --intervention", 2)
     if method is not None and told.positions is not None and is_prefill_only(method) != (told.positions == "prompt"):
         raise UserError(f"--method {method} and --positions {told.positions} do not agree; one of them is enough", 2)
+
+
+def _check_told(told: Told, sources: Sequence[Source]) -> None:
+    """Among other adapters it concerns the pyreft folders alone; without any it is a mistake."""
+    if told != NOTHING and sources and all(source.kind != "pyreft" for source in sources):
+        option = "--positions" if told.positions else "--intervention"
+        raise UserError(
+            f"{option} is for pyreft folders, and there is none among the sources; other adapters say it themselves", 2
+        )
 
 
 def _default_source(config: PreftConfig, root: Path, store: Path, to: Target, check: bool) -> Path:

@@ -67,7 +67,7 @@ def read_store_file(path: Path, base: BaseFacts) -> Adapter:
         raise UserError(f"{path} is for another base model: {difference}")
     if any(map(is_stream, adapter.pairs)):
         base.require_streams(path)
-    check_against_base(adapter.pairs, base.all, base.name, path)
+    check_against_base(adapter.pairs, base.shapes | base.streams, base.name, path)
     return adapter
 
 
