@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from engine_patch.base_model import BaseFingerprint
+from engine_patch.residual import unknown
+from preft_cli.errors import UserError
 
 if TYPE_CHECKING:
     from engine_patch.adapter import Adapter
@@ -30,6 +33,15 @@ class BaseFacts(NamedTuple):
         from preft_cli.models.modules import modules_of
 
         return cls(base.name, base.fingerprint, *modules_of(base, declared))
+
+    def require_streams(self, where: Path) -> None:
+        """For an adapter with a DiReFT part.
+
+        Raises:
+            UserError: the model's residual streams are not known; `where` names the adapter.
+        """
+        if not self.streams:
+            raise UserError(f"{where} cannot be served with {self.name}: {unknown(self.fingerprint.model_type)}")
 
 
 class Loaded(NamedTuple):

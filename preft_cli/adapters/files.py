@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import pickle
 import secrets
 import shutil
@@ -72,10 +73,11 @@ def load_plain_bin(path: Path) -> dict[str, torch.Tensor]:
             f"{path} is a pickle that holds more than plain tensors, or damaged; nothing in it was executed. "
             "Save the adapter as .safetensors"
         ) from error
-    except (RuntimeError, EOFError, ValueError, KeyError, AttributeError, TypeError) as error:
+    except (RuntimeError, EOFError, ValueError, KeyError, AttributeError, TypeError, OSError) as error:
+        # EINVAL is what torch makes of a zip archive that lost its end: it looks for it before the beginning of the file.
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:
+            raise UserError(f"cannot read {path}: {error.strerror or error}") from error
         raise UserError(f"{path} is truncated or damaged; save the adapter again, best as .safetensors") from error
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
     if not isinstance(data, dict) or not all(_is_plain(value) for value in data.values()):
         raise UserError(f"{path} does not hold a plain dictionary of tensors; save the adapter as .safetensors")
     return {str(name): tensor for name, tensor in data.items()}

@@ -11,6 +11,12 @@ PEFT_BIN = "adapter_model.bin"
 PEFT_INDEX = "adapter_model.safetensors.index.json"
 PEFT_BIN_INDEX = "adapter_model.bin.index.json"
 
+PYREFT_CONFIG = "config.json"
+PYREFT_PREFIX = "intkey_"
+PYREFT_MODEL = "pytorch_model.bin"
+# The folder that pyreft's trainer puts into its output folder and into each checkpoint.
+PYREFT_CHECKPOINT = "intervenable_model"
+
 # A prefill-only adapter in PEFT's form. Stock loaders look for the names above, and one of them takes any
 # `*.safetensors` beside an `adapter_config.json`: neither name may be theirs, or they would apply it to all tokens.
 PREFILL_CONFIG = "lorap_adapter_config.json"

@@ -17,16 +17,18 @@ from preft_cli.adapters.layout import (
     PEFT_WEIGHTS,
     PREFILL_CONFIG,
     PREFILL_WEIGHTS,
+    PYREFT_CHECKPOINT,
+    PYREFT_PREFIX,
     TRAINED_CONFIG,
     TRAINED_WEIGHTS,
 )
 from preft_cli.errors import UserError
 
-Kind = Literal["trained", "peft", "store-file"]
+Kind = Literal["trained", "peft", "pyreft", "store-file"]
 
 EXPECTED = (
-    f"expected a trained adapter ({TRAINED_CONFIG}), a PEFT LoRA ({PEFT_CONFIG}), a NAME{SUFFIX} file, "
-    "or a folder of those"
+    f"expected a trained adapter ({TRAINED_CONFIG}), a PEFT LoRA ({PEFT_CONFIG}), a pyreft folder (intkey_*.bin), "
+    f"a NAME{SUFFIX} file, or a folder of those"
 )
 
 
@@ -53,7 +55,8 @@ def detect(path: Path) -> Kind | Literal["folder"]:
     if path.is_file():
         if path.suffix == SUFFIX:
             return "store-file"
-        hint = f"; did you mean its folder {path.parent}?" if path.name in _KNOWN else ""
+        known = path.name in _KNOWN or path.name.startswith(PYREFT_PREFIX)
+        hint = f"; did you mean its folder {path.parent}?" if known else ""
         raise UserError(f"{path} is not an adapter: {EXPECTED}{hint}")
     if not path.is_dir():
         raise UserError(f"{path} does not exist: {EXPECTED}")
@@ -61,9 +64,7 @@ def detect(path: Path) -> Kind | Literal["folder"]:
         return "trained"
     if any((path / name).exists() for name in _PEFT_FILES):
         return "peft"
-    if _is_pyreft(path):
-        raise UserError(f"{path} is a pyreft folder: DiReFT adapters cannot be converted yet")
-    return "folder"
+    return "pyreft" if _is_pyreft(path) else "folder"
 
 
 _PEFT_FILES = (PEFT_CONFIG, PREFILL_CONFIG, PREFILL_WEIGHTS, PEFT_WEIGHTS, PEFT_BIN, PEFT_INDEX, PEFT_BIN_INDEX)
@@ -71,7 +72,7 @@ _KNOWN = {*_PEFT_FILES, TRAINED_CONFIG, TRAINED_WEIGHTS}
 
 
 def find(path: Path) -> Iterator[Source | Rejected]:
-    """The adapters at `path`: itself, or one level below (a training run's folder counts as its `adapter/`).
+    """The adapters at `path`: itself, or one level below (a training run's folder counts as the adapter that it holds).
 
     Yields what cannot be read as `Rejected`, so that one bad entry does not stop the others; hidden entries are
     passed over. Symbolic links are not followed out of a folder.
@@ -83,8 +84,8 @@ def find(path: Path) -> Iterator[Source | Rejected]:
     if kind != "folder":
         yield Source(path, kind)
         return
-    if _is_run(path):
-        yield Source(path / "adapter", "trained")
+    if run := _of_run(path):
+        yield run
         return
     with os.scandir(path) as listing:
         entries = sorted((entry for entry in listing if entry.name[0] != "."), key=lambda entry: entry.name)
@@ -95,11 +96,11 @@ def find(path: Path) -> Iterator[Source | Rejected]:
 
 
 def _child(entry: Path, folder: Path) -> Source | Rejected:
-    run = _is_run(entry)
-    if reason := leaves(entry, folder) or (leaves(entry / "adapter", folder) if run else None):
+    run = _of_run(entry)
+    if reason := leaves(entry, folder) or (leaves(run.path, folder) if run else None):
         return Rejected(entry, reason)
     if run:
-        return Source(entry / "adapter", "trained")
+        return run
     try:
         kind = detect(entry)
     except UserError as error:
@@ -128,15 +129,21 @@ def default_name(source: Source) -> str:
         from preft_cli.adapters.trained_config import read_trained_config
 
         return read_trained_config(source.path).name
-    return source.path.resolve().name
+    folder = source.path.resolve()
+    return folder.parent.name if folder.name == PYREFT_CHECKPOINT else folder.name
 
 
-def _is_run(path: Path) -> bool:
-    return (path / "adapter" / TRAINED_CONFIG).is_file()
+def _of_run(path: Path) -> Source | None:
+    """The adapter in the folder of a training run, ours or pyreft's."""
+    if (path / "adapter" / TRAINED_CONFIG).is_file():
+        return Source(path / "adapter", "trained")
+    inner = path / PYREFT_CHECKPOINT
+    # The run of pyreft's example holds the adapter itself, and perhaps such a folder beside it.
+    return Source(inner, "pyreft") if inner.is_dir() and not _is_pyreft(path) and _is_pyreft(inner) else None
 
 
 def _is_pyreft(path: Path) -> bool:
-    if next(path.glob("intkey_*"), None) is not None:
+    if next(path.glob(f"{PYREFT_PREFIX}*"), None) is not None:
         return True
     try:
         config = json.loads((path / "config.json").read_text(encoding="utf-8"))

@@ -10,10 +10,12 @@ import typer
 from preft_cli.commands.convert_options import (
     Check,
     Force,
+    InterventionOption,
     Jobs,
     MethodOption,
     Name,
     Out,
+    PositionsOption,
     Sources,
     Store,
     Target,
@@ -32,6 +34,8 @@ def command(
     store: Store = None,
     name: Name = None,
     method: MethodOption = None,
+    positions: PositionsOption = None,
+    intervention: InterventionOption = None,
     to: To = Target.store,
     out: Out = None,
     check: Check = False,
@@ -45,6 +49,7 @@ def command(
     Each becomes one file NAME.preft in the store; what has not changed since is not converted again.
     One source that cannot be converted never stops the others; it is listed with its reason, and the exit code is 1.
     """
+    from preft_cli.adapters.pyreft.told import Told
     from preft_cli.commands.output import needs_extras, print_json, quiet_stdout
 
     _check_usage(sources, name, to, out)
@@ -53,6 +58,7 @@ def command(
     options: dict[str, Any] = {
         "name": name,
         "method": method.value if method else None,
+        "told": Told(positions.value if positions else None, intervention.value if intervention else None),
         "to": to.value,
         "out": out.absolute() if out else None,
         "check": check,

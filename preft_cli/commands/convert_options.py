@@ -10,10 +10,28 @@ import typer
 
 
 class Method(StrEnum):
-    """What a PEFT LoRA becomes."""
+    """What an adapter becomes."""
 
     lorap = "lorap"
     lora = "lora"
+    direftp = "direftp"
+    direft = "direft"
+    lorap_direftp = "lorap+direftp"
+    lora_direft = "lora+direft"
+
+
+class Positions(StrEnum):
+    """Where the adapter of a pyreft folder acts."""
+
+    prompt = "prompt"
+    all = "all"
+
+
+class Intervention(StrEnum):
+    """pyreft's classes that can be served."""
+
+    direft = "direft"
+    nodireft = "nodireft"
 
 
 class Target(StrEnum):
@@ -27,7 +45,7 @@ Sources = Annotated[
     list[Path] | None,
     typer.Argument(
         metavar="[SOURCE]...",
-        help="Trained adapters, PEFT LoRA folders, folders of those, or patterns such as 'adapters/user-*'. "
+        help="Trained adapters, PEFT LoRA folders, pyreft folders, folders of those, or patterns such as 'adapters/user-*'. "
         "Default: the adapter of preft train.",
         show_default=False,
     ),
@@ -44,9 +62,26 @@ MethodOption = Annotated[
     Method | None,
     typer.Option(
         "--method",
-        help="For PEFT LoRA folders. lora: acts on all tokens, as it was trained. lorap: acts on prompt tokens "
-        "only, which changes what the adapter computes.",
-        show_default="lora",
+        help="lora, direft, lora+direft: acts on all tokens, as a PEFT LoRA was trained. lorap, direftp, "
+        "lorap+direftp: acts on prompt tokens only. Another one than it was trained as changes what the adapter computes.",
+        show_default="as it was trained",
+    ),
+]
+PositionsOption = Annotated[
+    Positions | None,
+    typer.Option(
+        "--positions",
+        help="For pyreft folders, which do not record where they act. prompt: on all prompt tokens. all: on every token. "
+        "Other positions than those of its training change what the adapter computes.",
+        show_default="none: refused",
+    ),
+]
+InterventionOption = Annotated[
+    Intervention | None,
+    typer.Option(
+        "--intervention",
+        help="For pyreft folders without config.json, such as its trainer's checkpoints: the class of their interventions.",
+        show_default="what config.json says",
     ),
 ]
 To = Annotated[

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine_patch.errors import PreftError
+from engine_patch.residual import is_stream
 from engine_patch.store import FORMAT_VERSION, SUFFIX, Header, check_name, read_header, write_adapter
 from preft_cli.adapters.sources import Rejected, Source, default_name, find
 from preft_cli.errors import UserError
@@ -39,17 +40,19 @@ class Collected:
     """Names that two adapters claim."""
 
 
-def collect(folder: Path, base: BaseModel, cache: Path, cache_bytes: int | None = None) -> Collected:
-    """Take a store, a folder of trained adapters or PEFT LoRA folders, or a mixture.
+def collect(
+    folder: Path, base: BaseModel, cache: Path, cache_bytes: int | None = None, *, declared: bool = False
+) -> Collected:
+    """Take a store, a folder of trained adapters or PEFT LoRA folders, or a mixture. pyreft folders are listed as not served.
 
     Adapters that are no `.preft` file are converted into `cache`, once for each content. One bad entry never stops the
     others. An adapter may not have the base model's name; two of one name are both refused. `cache_bytes` bounds the copies
-    that are kept for a later start, beside those that are needed now.
+    that are kept for a later start, beside those that are needed now. `declared` is `model.residual_stream`.
 
     Raises:
         UserError: `folder` itself is missing or no folder of adapters.
     """
-    collector = _Collector(base, cache)
+    collector = _Collector(base, cache, declared)
     for entry in _entries(folder):
         if isinstance(entry, Rejected):
             collector.collected.rejected.append((entry.path, without_path(entry.path, entry.reason)))
@@ -73,9 +76,9 @@ def _entries(folder: Path) -> Iterator[Source | Rejected]:
 class _Collector:
     """Adds sources one by one; the base model is looked into when the first one needs it."""
 
-    def __init__(self, base: BaseModel, cache: Path) -> None:
+    def __init__(self, base: BaseModel, cache: Path, declared: bool) -> None:
         self.collected = Collected()
-        self._base, self._cache = base, cache
+        self._base, self._cache, self._declared = base, cache, declared
         self._known: BaseFacts | None = None
         self._places: dict[str, list[Path]] = {}
         self._fitting: set[tuple[object, ...]] = set()
@@ -85,7 +88,7 @@ class _Collector:
         if self._known is None:
             from preft_cli.adapters.base import BaseFacts
 
-            self._known = BaseFacts.of(self._base)
+            self._known = BaseFacts.of(self._base, self._declared)
         return self._known
 
     def add(self, source: Source) -> None:
@@ -123,8 +126,11 @@ class _Collector:
             return
         if difference := header.base.mismatch(self._facts.fingerprint):
             raise UserError(f"it is for another base model: {difference}")
+        if any(map(is_stream, header.modules)):
+            self._facts.require_streams(where)
+        places = self._facts.shapes | self._facts.streams
         for name, module in header.modules.items():
-            shape = self._facts.shapes.get(name)
+            shape = places.get(name)
             if shape != (module.in_features, module.out_features):
                 has = "does not exist there" if shape is None else f"has {shape[0]} inputs and {shape[1]} outputs there"
                 raise UserError(

@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from preft_cli.adapters.pyreft.told import Intervention, Positions, Told
 from preft_cli.adapters.sources import Kind
 from preft_cli.reasons import without_path
 
@@ -44,10 +45,19 @@ class PlannedItem(_Document):
     """None: what the file says."""
     dtype: str | None
     """The type to store the weights in. None: the adapter's own."""
+    positions: Positions | None = None
+    """Of a pyreft folder: where it shall act. None: nobody has said so."""
+    intervention: Intervention | None = None
+    """Of a pyreft folder without config.json: what it holds."""
     path: str
     """The file or folder to write, or to check."""
     replaces: bool
     """Whether something is at `path` already."""
+
+    @property
+    def told(self) -> Told:
+        """What the person who converts says of a pyreft folder."""
+        return Told(self.positions, self.intervention)
 
 
 class ConvertPlan(_Document):

@@ -7,6 +7,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from preft_cli.adapters.pyreft.told import NOTHING, Told
 from preft_cli.config.schema import PreftConfig
 from preft_cli.convert.dtype import served_dtype
 from preft_cli.convert.plan import plan_convert
@@ -34,6 +35,7 @@ def convert(
     *,
     name: str | None = None,
     method: str | None = None,
+    told: Told = NOTHING,
     to: Target = "store",
     out: Path | None = None,
     check: bool = False,
@@ -51,7 +53,7 @@ def convert(
     """
     from preft_cli.console import say, warn
 
-    plan = plan_convert(sources, config, root, name=name, method=method, to=to, out=out, check=check)
+    plan = plan_convert(sources, config, root, name=name, method=method, told=told, to=to, out=out, check=check)
     for note in plan.notes:
         say(note)
     outcomes: list[Outcome] = []
@@ -60,7 +62,7 @@ def convert(
 
         base = resolve(plan.base, root)
         plan = _with_dtype(plan, config, base)
-        outcomes = _outcomes(plan, base, jobs, force or check or to == "peft")
+        outcomes = _outcomes(plan, config, base, jobs, force or check or to == "peft")
     converted = [outcome for outcome in outcomes if isinstance(outcome, ConvertedItem)]
     for item in converted:
         for note in item.notes:
@@ -82,7 +84,7 @@ def _with_dtype(plan: ConvertPlan, config: PreftConfig, base: BaseModel) -> Conv
     return plan.model_copy(update={"dtype": dtype, "items": items})
 
 
-def _outcomes(plan: ConvertPlan, base: BaseModel, jobs: int | None, force: bool) -> list[Outcome]:
+def _outcomes(plan: ConvertPlan, config: PreftConfig, base: BaseModel, jobs: int | None, force: bool) -> list[Outcome]:
     """What became of each item, in the plan's order."""
     from preft_cli.console import progress, say
 
@@ -96,7 +98,7 @@ def _outcomes(plan: ConvertPlan, base: BaseModel, jobs: int | None, force: bool)
         return [done[at] for at in sorted(done)]
     from preft_cli.adapters.base import BaseFacts
 
-    facts = BaseFacts.of(base)
+    facts = BaseFacts.of(base, config.model.residual_stream)
     doing = "checking" if plan.action == "check" else "converting"
     try:
         with progress(doing, total=len(left), unit="adapters") as bar, closing(_work(plan, left, facts, jobs)) as work:

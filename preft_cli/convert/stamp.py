@@ -32,7 +32,8 @@ def record(item: PlannedItem) -> dict[str, Any]:
 
 
 def _asked(item: PlannedItem) -> dict[str, Any]:
-    return {"files": _digest(Path(item.source)), "method": item.method, "dtype": item.dtype}
+    asked = {"files": _digest(Path(item.source)), "method": item.method, "dtype": item.dtype}
+    return {**asked, **item.told._asdict()} if item.kind == "pyreft" else asked
 
 
 def _digest(source: Path) -> str:

@@ -52,7 +52,7 @@ def _to_store(item: PlannedItem, base: BaseFacts) -> ConvertedItem:
     from preft_cli.convert.read import cast, read_source
 
     path, made_from = Path(item.path), record(item)
-    loaded = read_source(Path(item.source), item.kind, base, item.method)
+    loaded = read_source(Path(item.source), item.kind, base, item.method, item.told)
     adapter = _with_meta(cast(loaded.adapter, item.dtype), base, made_from)
     path.parent.mkdir(parents=True, exist_ok=True)
     before = None
@@ -83,7 +83,7 @@ def _to_peft(item: PlannedItem, base: BaseFacts) -> ConvertedItem:
     from preft_cli.adapters.peft_out import write_peft
     from preft_cli.convert.read import read_source
 
-    loaded: Loaded = read_source(Path(item.source), item.kind, base, item.method)
+    loaded: Loaded = read_source(Path(item.source), item.kind, base, item.method, item.told)
     adapter, notes = loaded.adapter, list(loaded.warnings)
     files = write_peft(Path(item.path), adapter)
     if is_prefill_only(adapter.method):
@@ -97,6 +97,8 @@ def _to_peft(item: PlannedItem, base: BaseFacts) -> ConvertedItem:
 
 def _check(item: PlannedItem, base: BaseFacts) -> ConvertedItem:
     """Verify one `.preft` file; for another kind of source, that the store's file of it holds the same."""
+    from engine_patch.rule import parts
+    from preft_cli.adapters.pyreft.read import told_of
     from preft_cli.convert.read import cast, read_source, read_store_file
 
     path = Path(item.path)
@@ -104,8 +106,9 @@ def _check(item: PlannedItem, base: BaseFacts) -> ConvertedItem:
         raise UserError(f"{path} does not exist; convert {item.source} first")
     adapter = read_store_file(path, base)
     if item.kind != "store-file":
-        source = read_source(Path(item.source), item.kind, base, adapter.method).adapter
-        if cast(source, adapter.dtype).digest() != adapter.digest():
+        source = read_source(Path(item.source), item.kind, base, told=told_of(adapter)).adapter
+        same_parts = parts(source.method) == parts(adapter.method)
+        if not same_parts or cast(replace(source, method=adapter.method), adapter.dtype).digest() != adapter.digest():
             raise UserError(f"{path} holds other weights than {item.source}; convert it again")
     return _done(item, "checked", adapter, adapter.digest(), path.stat().st_size)
 

@@ -89,7 +89,8 @@ def _prepare(plan: ServePlan) -> tuple[BaseModel, Served, list[str]]:
     if not plan.adapters.is_dir():
         raise UserError(f"{plan.adapters}: no such folder; give --adapters DIR, or run preft convert first")
     base = resolve(plan.base, plan.root)
-    collected = collect(plan.adapters.absolute(), base, cache_dir() / "serve", plan.file_cache)
+    cache = cache_dir() / "serve"
+    collected = collect(plan.adapters.absolute(), base, cache, plan.file_cache, declared=plan.residual_stream)
     served = choose(collected, plan, template_digest(base, plan.chat_template))
     for path, reason in served.rejected:
         warn(f"not serving {path}: {reason}")

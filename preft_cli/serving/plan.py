@@ -23,6 +23,8 @@ class ServePlan(BaseModel):
     """Relative paths start here: the folder of the config file."""
     adapters: Path
     chat_template: Path | None
+    residual_stream: bool
+    """The config's `model.residual_stream`."""
     host: str
     port: int
     url: str
@@ -41,8 +43,10 @@ class ServePlan(BaseModel):
 
     def arguments(self, model: str, max_lora_rank: int, gpu_pool: int | None) -> list[str]:
         """Arguments of vLLM's server for the model in the folder `model`; `gpu_pool` in bytes, None: the engine decides."""
-        pools = {"gpu_pool_bytes": gpu_pool, "host_pool_bytes": self.host_pool}
-        config = {"additional-config": {"preft": pools}, "max-lora-rank": max_lora_rank}
+        ours = {"gpu_pool_bytes": gpu_pool, "host_pool_bytes": self.host_pool}
+        if self.residual_stream:
+            ours["residual_stream"] = True
+        config = {"additional-config": {"preft": ours}, "max-lora-rank": max_lora_rank}
         return to_arguments({"model": model, **self.options, **config})
 
     def describe(self) -> dict[str, Any]:
@@ -106,6 +110,7 @@ def plan_serve(config: PreftConfig, root: Path) -> ServePlan:
         root=root,
         adapters=root / (serve.adapters or config.convert.store),
         chat_template=template,
+        residual_stream=config.model.residual_stream,
         host=serve.host,
         port=serve.port,
         url=f"http://{serve.host}:{serve.port}",

@@ -155,8 +155,9 @@ def test_detect_says_what_it_expected(tmp_path: Path) -> None:
 @pytest.mark.parametrize("file", ["config.json", "intkey_layer.3.comp.block_output.bin"])
 def test_pyreft_is_recognised(tmp_path: Path, file: str) -> None:
     (tmp_path / file).write_text(json.dumps({"intervention_types": [], "representations": []}))
-    with pytest.raises(UserError, match="DiReFT adapters cannot be converted yet"):
-        detect(tmp_path)
+    assert detect(tmp_path) == "pyreft"
+    with pytest.raises(UserError, match=f"did you mean its folder {tmp_path}|is not an adapter"):
+        detect(tmp_path / file)
 
 
 def test_links_out_of_the_folder_are_refused(facts: BaseFacts, tmp_path: Path) -> None:
