@@ -38,7 +38,7 @@ def _comparison(result: TrainResult, held_out: HeldOutLoss) -> Table:
     this = EarlierRun(folder=Path(), held_out=held_out, **result.model_dump(include=_COMPARED))
     for run in sorted([this, *result.beside], key=lambda run: run.held_out.adapter):
         table.add_row(
-            f"{run.adapter} (this run)" if run is this else escape(run.folder.name),
+            "this run" if run is this else escape(run.folder.name),
             run.method,
             _ranks(run.ranks),
             _millions(run.trainable_parameters),
