@@ -10,6 +10,8 @@ from rich.table import Table
 from preft_cli.console import duration, err, say
 from preft_cli.training.result import EarlierRun, HeldOutLoss, TrainResult
 
+SHOWN = 10
+"""Earlier runs in the table."""
 _COMPARED = {"adapter", "method", "ranks", "trainable_parameters", "steps"}
 
 
@@ -28,15 +30,17 @@ def print_result(result: TrainResult) -> None:
 
 
 def _comparison(result: TrainResult, held_out: HeldOutLoss) -> Table:
-    """This run and those beside it, best first."""
-    table = Table(title="beside earlier runs on the same held-out rows", title_justify="left")
-    table.add_column("run")
-    table.add_column("method")
+    """This run and the best of those beside it, best first."""
+    earlier = sorted(result.beside, key=lambda run: run.held_out.adapter)
+    more = f"and {len(earlier) - SHOWN} more in result.json" if len(earlier) > SHOWN else None
+    table = Table(title="beside earlier runs on the same held-out rows", title_justify="left", caption=more)
+    table.add_column("run", overflow="fold", min_width=10)
+    table.add_column("method", no_wrap=True)
     for column in ("rank", "parameters", "steps", "held-out loss", "change"):
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", no_wrap=True)
     table.add_row("base model", "", "", "", "", f"{held_out.base:.2f}", "")
     this = EarlierRun(folder=Path(), held_out=held_out, **result.model_dump(include=_COMPARED))
-    for run in sorted([this, *result.beside], key=lambda run: run.held_out.adapter):
+    for run in sorted([this, *earlier[:SHOWN]], key=lambda run: run.held_out.adapter):
         table.add_row(
             "this run" if run is this else escape(run.folder.name),
             run.method,
@@ -68,10 +72,8 @@ def _facts(result: TrainResult) -> dict[str, str]:
 
 
 def _ranks(ranks: dict[str, int]) -> str:
-    """8 if all parts have it, else `lora 16, direft 8`."""
-    if len(set(ranks.values())) == 1:
-        return str(next(iter(ranks.values())))
-    return ", ".join(f"{part} {rank}" for part, rank in ranks.items()) or "?"
+    """16+8 for lorap+direftp, unless both are the same."""
+    return "+".join(map(str, ranks.values() if len(set(ranks.values())) > 1 else list(ranks.values())[:1])) or "?"
 
 
 def _parameters(result: TrainResult) -> str:
