@@ -66,6 +66,14 @@ def test_stopping_and_resuming_changes_nothing(
         torch.testing.assert_close(pair.b.T @ pair.b, torch.eye(4), atol=1e-5, rtol=0)
 
 
+def test_gradient_checkpointing_changes_nothing(base: Path, root: Path) -> None:
+    for name in ("off", "on"):
+        options = {"output_dir": name, "max_steps": 3, "gradient_checkpointing": name == "on"}
+        train(config(base, adapter={"method": "direftp"}, train=options), root)
+    for off, on in zip(logged(root / "off"), logged(root / "on"), strict=True):
+        assert off == pytest.approx(on, rel=1e-5)
+
+
 def test_nan_stops_and_keeps_the_last_good_adapter(base: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original, calls = Objective.__call__, []
 
