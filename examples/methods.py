@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 KEPT = ("method", "ranks", "parameters", "trainable_parameters", "steps", "rows", "train_loss", "held_out", "seconds")
-SHARED = ("base_model", "dtype", "device", "seed", "versions", "hardware", "git_commit")
+SHARED = ("base_model", "dtype", "device", "seed", "versions", "hardware")
 
 
 def row(result: dict[str, Any]) -> dict[str, Any]:
@@ -20,7 +20,8 @@ def row(result: dict[str, Any]) -> dict[str, Any]:
     return {
         "persona": Path(settings["file"]).parent.name,
         **{key: result[key] for key in KEPT},
-        "relative_change": round(held_out["adapter"] / held_out["base"] - 1, 4),
+        "relative_change": round(held_out["adapter"] / held_out["base"] - 1, 6),
+        "git_commit": result["git_commit"],
         "learning_rate": settings["learning_rate"],
         "batch_size": settings["batch_size"],
     }

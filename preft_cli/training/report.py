@@ -36,7 +36,7 @@ def _comparison(result: TrainResult, held_out: HeldOutLoss) -> Table:
     table = Table(title="beside earlier runs on the same held-out rows", title_justify="left", caption=more)
     table.add_column("run", overflow="fold", min_width=10)
     table.add_column("method", no_wrap=True)
-    for column in ("rank", "parameters", "steps", "held-out loss", "change"):
+    for column in ("rank", "parameters", "steps", "loss", "change"):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_row("base model", "", "", "", "", f"{held_out.base:.2f}", "")
     this = EarlierRun(folder=Path(), held_out=held_out, **result.model_dump(include=_COMPARED))

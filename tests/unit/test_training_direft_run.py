@@ -159,6 +159,7 @@ def test_runs_stand_side_by_side(base: Path, root: Path, capsys: pytest.CaptureF
     assert "beside earlier runs on the same held-out rows" in printed
     for cell in ("base model", "this run", "4+2", "lorap+direftp", "direftp"):
         assert cell in printed
+    assert "change ┃" in printed, "80 columns are enough"
     foreign_entries_are_passed_over(root / "runs", third)
 
 
