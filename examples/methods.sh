@@ -2,8 +2,8 @@
 # LoRAP and DiReFTP side by side: each persona by each method at rank 8, on CPU. Takes about 15 minutes on one free core.
 #   bash examples/methods.sh                     # writes examples/results/methods.json, and prints its table
 #   bash examples/methods.sh lorap direftp       # these methods only
-# The learning rates are the demo's for LoRAP (2e-3) and, for DiReFTP, the one that a small sweep on other data found good (3e-3;
-# 3e-2 diverges). None was chosen by the held-out rows below.
+# One seed. The learning rates are the demo's for LoRAP and both (2e-3), and for DiReFTP one that was found good on other data (3e-3;
+# 3e-2 diverges there).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export PATH="$PWD/.venv/bin:$PATH"
