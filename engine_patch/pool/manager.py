@@ -85,6 +85,11 @@ def make_create(upstream: Any) -> Any:
         self.preft = AdapterTiers(layers, limits, inner.lora_slots, config.lora_dtype, self.device)
         self.preft_ids, self.preft_dummies = {}, set()
         attach(layers, self.preft.device.pool, self.preft.device.table)
+        if self.device.type == "cpu":
+            from engine_patch.kernels.cpu import bypass
+
+            for layer in inner.modules.values():
+                bypass(layer)
         return wrapped
 
     return create_lora_manager

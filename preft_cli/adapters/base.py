@@ -23,6 +23,13 @@ class BaseFacts(NamedTuple):
     """(in_features, out_features) by module name: the decoder's linear layers."""
     streams: dict[str, tuple[int, int]]
     """The same of its residual streams; empty if they are not known."""
+    declared: bool = False
+    """Whether the config says that they are what they seem, whatever the architecture (`model.residual_stream`)."""
+
+    @property
+    def places(self) -> dict[str, tuple[int, int]]:
+        """Everything that an adapter can act on."""
+        return self.shapes | self.streams
 
     @classmethod
     def of(cls, base: BaseModel, declared: bool = False) -> BaseFacts:
@@ -32,7 +39,7 @@ class BaseFacts(NamedTuple):
         """
         from preft_cli.models.modules import modules_of
 
-        return cls(base.name, base.fingerprint, *modules_of(base, declared))
+        return cls(base.name, base.fingerprint, *modules_of(base, declared), declared)
 
     def require_streams(self, where: Path) -> None:
         """For an adapter with a DiReFT part.

@@ -8,11 +8,14 @@ from pathlib import Path
 import torch
 
 from engine_patch.adapter import LowRankPair
+from engine_patch.residual import is_stream
+from preft_cli.adapters.base import BaseFacts
 from preft_cli.adapters.names import LoraName, explain_foreign, parse, tensor_name
 from preft_cli.errors import UserError
+from preft_cli.methods.direftp.targets import no_streams
 
 Shapes = Mapping[str, tuple[int, int]]
-"""(in_features, out_features) by module name: the base model's decoder linear layers."""
+"""(in_features, out_features) by module name: where adapters can act in the base model."""
 
 
 def to_pairs(
@@ -71,6 +74,17 @@ def to_tensors(pairs: Mapping[str, LowRankPair]) -> dict[str, torch.Tensor]:
         tensors[tensor_name(module, "A")] = pair.a.detach().cpu().contiguous()
         tensors[tensor_name(module, "B")] = pair.b.detach().cpu().contiguous()
     return tensors
+
+
+def check_fits(pairs: Mapping[str, LowRankPair], base: BaseFacts, where: Path) -> None:
+    """`check_against_base` for adapters that may hold interventions.
+
+    Raises:
+        UserError: also when the base model's residual streams are not known.
+    """
+    if not base.streams and any(map(is_stream, pairs)):
+        raise UserError(f"{where}: {no_streams(base)}")
+    check_against_base(pairs, base.places, base.name, where)
 
 
 def check_against_base(pairs: Mapping[str, LowRankPair], shapes: Shapes, base_name: str, where: Path) -> None:

@@ -13,13 +13,14 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from engine_patch.adapter import Adapter
-from engine_patch.rule import is_prefill_only
+from engine_patch.rule import is_prefill_only, parts
 from preft_cli.adapters.files import atomic_folder
 from preft_cli.adapters.layout import PEFT_CONFIG, PEFT_WEIGHTS, PREFILL_CONFIG, PREFILL_WEIGHTS
 from preft_cli.adapters.pairs import to_tensors
 from preft_cli.adapters.peft_same import holds_nothing_else
 from preft_cli.adapters.targets import rank_and_scaling
 from preft_cli.errors import UserError
+from preft_cli.methods import PARTS
 
 
 def write_peft(folder: Path, adapter: Adapter) -> list[Path]:
@@ -29,8 +30,15 @@ def write_peft(folder: Path, adapter: Adapter) -> list[Path]:
     `peft_type: LORAP`: stock loaders find nothing there, where they would else apply it to all tokens in silence.
 
     Raises:
-        UserError: `folder` holds something else, such as another adapter, which would be lost; or it cannot be written.
+        UserError: `folder` holds something else, such as another adapter, which would be lost; it cannot be written; or the
+            adapter is more than LoRA.
     """
+    if beyond := parts(adapter.method) - {"lora"}:
+        titles = " and ".join(PARTS[name].title for name in sorted(beyond))
+        raise UserError(
+            f"--to peft: PEFT has no form for {titles}, and this is a {adapter.method} adapter; keep its folder, or "
+            "convert it to a .preft file"
+        )
     prefill_only = is_prefill_only(adapter.method)
     names = (PREFILL_CONFIG, PREFILL_WEIGHTS) if prefill_only else (PEFT_CONFIG, PEFT_WEIGHTS)
     if folder.exists():

@@ -8,8 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from engine_patch.rule import num_adapted
 from preft_cli.data.turn import Row
-from preft_cli.training.mask import prompt_mask
 
 IGNORE = -100
 """The label of positions that are not learnt, by PyTorch's convention."""
@@ -42,3 +42,11 @@ class Collator:
             "labels": labels,
             "prompt_mask": prompt_mask([len(row.prompt_ids) for row in rows], starts, length),
         }
+
+
+def prompt_mask(num_prompt_tokens: list[int], starts: list[int], length: int) -> Tensor:
+    """The mask `[batch, length]` of rows that begin at the columns `starts` (0 unless padded on the left)."""
+    mask_BT = torch.zeros(len(starts), length, dtype=torch.bool)
+    for row, (prompt, start) in enumerate(zip(num_prompt_tokens, starts, strict=True)):
+        mask_BT[row, start : start + int(num_adapted(prompt, 0, length - start))] = True
+    return mask_BT

@@ -5,8 +5,11 @@ from __future__ import annotations
 from importlib import metadata
 from typing import Any
 
+from engine_patch.adapter import Adapter
 from preft_cli.bench.machine import commit, hardware, versions
 from preft_cli.console import say
+from preft_cli.methods import parts_of
+from preft_cli.training.beside import earlier_runs, rows_digest
 from preft_cli.training.output import write_text
 from preft_cli.training.plot import plot_losses
 from preft_cli.training.result import HeldOutLoss, TrainResult
@@ -20,7 +23,7 @@ def finish(session: Session, base_loss: float | None) -> TrainResult:
     adapter = session.save(session.folder.adapter, held_out_loss=losses)
     rows = session.metrics.rows()
     plot_losses(rows, session.folder.plot, title=f"{session.config.adapter.name} on {session.config.model.base}")
-    result = _result(session, held_out, adapter.digest(), [row for row in rows if row["kind"] == "train"])
+    result = _result(session, held_out, adapter, [row for row in rows if row["kind"] == "train"])
     write_text(session.folder.result, result.model_dump_json(indent=2) + "\n")
     return result
 
@@ -31,25 +34,31 @@ def _held_out(session: Session, base_loss: float | None) -> HeldOutLoss | None:
     loss = session.held_out.adapter()
     session.metrics.evaluation(session.step, "adapter", loss)
     data = session.prepared.held_out
-    measured = HeldOutLoss(base=base_loss, adapter=loss, rows=len(data.rows), dropped=data.dropped)
+    digest = rows_digest(data.rows)
+    measured = HeldOutLoss(base=base_loss, adapter=loss, rows=len(data.rows), dropped=data.dropped, digest=digest)
     say(measured.line())
     return measured
 
 
-def _result(session: Session, held_out: HeldOutLoss | None, digest: str, logged: list[dict[str, Any]]) -> TrainResult:
+def _result(
+    session: Session, held_out: HeldOutLoss | None, adapter: Adapter, logged: list[dict[str, Any]]
+) -> TrainResult:
     config, prepared, trainer, folder = session.config, session.prepared, session.trainer, session.folder
+    ranks, parameters = _by_part(adapter)
     return TrainResult(
         adapter=config.adapter.name,
         method=config.adapter.method,
         base_model=prepared.base.name,
-        digest=digest,
+        digest=adapter.digest(),
         steps=session.step,
         epochs=trainer.state.epoch or 0.0,
         rows=len(prepared.train.rows),
         dropped=prepared.train.dropped,
         train_loss=logged[-1]["loss"] if logged else None,
         held_out=held_out,
-        trainable_parameters=sum(p.numel() for p in session.model.parameters() if p.requires_grad),
+        trainable_parameters=sum(parameters.values()),
+        ranks=ranks,
+        parameters=parameters,
         tokens=trainer.tokens_seen,
         tokens_per_s=round(trainer.tokens_seen / session.seconds, 1) if session.seconds else 0.0,
         seconds=round(session.seconds, 1),
@@ -67,4 +76,15 @@ def _result(session: Session, held_out: HeldOutLoss | None, digest: str, logged:
         versions=versions() | {name: metadata.version(name) for name in ("peft", "accelerate")},
         hardware=hardware(),
         git_commit=commit(),
+        beside=earlier_runs(folder.path, prepared.base.name, held_out),
     )
+
+
+def _by_part(adapter: Adapter) -> tuple[dict[str, int], dict[str, int]]:
+    """Ranks and numbers of parameters."""
+    held = {
+        part.name: [pair for name, pair in adapter.pairs.items() if part.holds(name)]
+        for part in parts_of(adapter.method)
+    }
+    ranks = {part: max(pair.rank for pair in pairs) for part, pairs in held.items()}
+    return ranks, {part: sum(t.numel() for p in pairs for t in p.tensors.values()) for part, pairs in held.items()}

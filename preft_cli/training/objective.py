@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine_patch.rule import is_prefill_only
+from preft_cli.methods.adapted import AdaptedModel
 from preft_cli.training.collate import IGNORE
-from preft_cli.training.mask import PromptMask
 
 
 class LossSum(NamedTuple):
@@ -22,24 +21,21 @@ class LossSum(NamedTuple):
 
 
 class Objective:
-    """Binds the loss to one PEFT model: the prompt mask for prefill-only methods, and the LM head on labels alone."""
+    """Binds the loss to one adapted model: its prompt mask is that of the batch, and its LM head sees labels alone."""
 
-    def __init__(self, model: Any, method: str) -> None:
-        self._model = model
-        self._mask = PromptMask()
+    def __init__(self, adapted: AdaptedModel) -> None:
+        self._adapted = adapted
         self._head = LabelPositions()
-        self._head.attach(model.get_output_embeddings())
-        if is_prefill_only(method):
-            self._mask.attach(model)
+        self._head.attach(adapted.model.get_output_embeddings())
 
     def __call__(self, batch: dict[str, Tensor], model: Any = None) -> LossSum:
         """The loss of one batch of `Collator`. `model` is the model as the trainer wraps it, if it does."""
-        self._mask.set(batch["prompt_mask"])
+        self._adapted.mask.set(batch["prompt_mask"])
         # A position predicts the token after it.
         targets_BT = F.pad(batch["labels"][:, 1:], (0, 1), value=IGNORE)
         learnt_BT = targets_BT != IGNORE
         self._head.select(learnt_BT)
-        logits_1NV = (model or self._model)(
+        logits_1NV = (model or self._adapted.model)(
             input_ids=batch["input_ids"],
             attention_mask=batch["attention_mask"],
             position_ids=batch["position_ids"],

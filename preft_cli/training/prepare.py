@@ -6,15 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from preft_cli.config.schema import PreftConfig
+from preft_cli.adapters.base import BaseFacts
+from preft_cli.config.schema import AdapterConfig, PreftConfig
 from preft_cli.console import progress, say
 from preft_cli.data.read import read_turns
 from preft_cli.data.template import ChatTemplate, load_template
 from preft_cli.data.tokenise import TokenisedRows, tokenise
 from preft_cli.errors import UserError
-from preft_cli.models import BaseModel, linear_modules, resolve
+from preft_cli.methods import PARTS, parts_of
+from preft_cli.models import BaseModel, resolve
 from preft_cli.training.device import Precision, choose_precision
-from preft_cli.training.lora import target_modules
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,8 @@ class Prepared:
     template: ChatTemplate
     train: TokenisedRows
     held_out: TokenisedRows | None
-    targets: list[str]
+    targets: dict[str, list[str]]
+    """By part of the method, the modules to adapt."""
     precision: Precision
 
 
@@ -43,7 +45,10 @@ def prepare(config: PreftConfig, root: Path) -> Prepared:
     if base.random:
         raise UserError(f"model.base: {base.name} has random weights and no tokenizer: it can be served, not trained")
     precision = choose_precision(config.train.dtype)
-    targets = target_modules(config.adapter, linear_modules(base))
+    facts = BaseFacts.of(base, config.model.residual_stream)
+    targets = {part.name: part.targets(config.adapter, facts) for part in parts_of(config.adapter.method)}
+    if idle := idle_settings(config.adapter):
+        say(f"{', '.join(idle)}: nothing that method {config.adapter.method} has reads this")
     tokenizer = load_tokenizer(base)
     template = load_template(
         tokenizer, base.path, root / config.model.chat_template if config.model.chat_template else None
@@ -58,6 +63,13 @@ def prepare(config: PreftConfig, root: Path) -> Prepared:
         if dropped := rows[setting].dropped:
             say(f"{setting}: {dropped} of {len(found)} rows are longer than {limit} tokens and were dropped")
     return Prepared(base, tokenizer, template, rows["train.file"], rows.get("eval.file"), targets, precision)
+
+
+def idle_settings(config: AdapterConfig) -> list[str]:
+    """What is set and belongs to a part that the method has not."""
+    used = parts_of(config.method)
+    idle = {key for part in PARTS.values() if part not in used for key in part.own_keys}
+    return [f"adapter.{key}" for key in sorted(idle & config.model_fields_set)]
 
 
 def load_tokenizer(base: BaseModel) -> Any:

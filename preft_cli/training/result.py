@@ -21,6 +21,7 @@ class HeldOutLoss(BaseModel):
     adapter: float
     rows: int
     dropped: int = Field(description="Rows longer than train.max_length.")
+    digest: str | None = Field(None, description="Of the rows' token ids: equal for runs that can be compared.")
 
     @property
     def relative_change(self) -> float:
@@ -30,6 +31,20 @@ class HeldOutLoss(BaseModel):
     def line(self) -> str:
         """For people."""
         return f"held-out loss: base {self.base:.2f}, adapter {self.adapter:.2f} ({self.relative_change:+.1%})"
+
+
+class EarlierRun(BaseModel):
+    """Another finished run, measured on the same held-out rows with the same base model."""
+
+    model_config = ConfigDict(frozen=True)
+
+    folder: Path
+    adapter: str
+    method: str
+    ranks: dict[str, int]
+    trainable_parameters: int
+    steps: int
+    held_out: HeldOutLoss
 
 
 class TrainResult(BaseModel):
@@ -50,6 +65,8 @@ class TrainResult(BaseModel):
     train_loss: float | None = Field(description="Loss of the last logged step.")
     held_out: HeldOutLoss | None = Field(description="None without eval.file.")
     trainable_parameters: int
+    ranks: dict[str, int] = Field(default_factory=dict, description="By part of the method: lora, direft.")
+    parameters: dict[str, int] = Field(default_factory=dict, description="Trainable ones, by part.")
     tokens: int = Field(description="Prompt and completion tokens trained on by this call.")
     tokens_per_s: float
     seconds: float = Field(description="Time in the training loop of this call.")
@@ -61,3 +78,7 @@ class TrainResult(BaseModel):
     versions: dict[str, str]
     hardware: Hardware
     git_commit: str | None
+    beside: list[EarlierRun] = Field(
+        default_factory=list,
+        description="Finished runs in folders beside this one that were measured on the same rows.",
+    )

@@ -8,15 +8,16 @@ from typing import Any
 from transformers import AutoModelForCausalLM, PrinterCallback, set_seed
 
 from engine_patch.adapter import Adapter
-from preft_cli.adapters.folder import load_trained, save_trained
+from preft_cli.adapters.folder import save_trained
 from preft_cli.config.schema import PreftConfig
 from preft_cli.console import progress
+from preft_cli.methods import parts_of
+from preft_cli.methods.adapted import AdaptedModel
 from preft_cli.models.quiet import quiet_transformers
 from preft_cli.training.callbacks import Reporter
 from preft_cli.training.collate import Collator
 from preft_cli.training.evaluation import HeldOut
 from preft_cli.training.interrupt import InterruptedRunError, InterruptRequest
-from preft_cli.training.lora import add_lora, extract_adapter, restore_adapter
 from preft_cli.training.metrics import Metrics
 from preft_cli.training.objective import Objective
 from preft_cli.training.output import RunFolder
@@ -36,14 +37,14 @@ class Session:
         with progress(f"loading {prepared.base.name}"):
             base = load_base(prepared)
         set_seed(config.project.seed)
-        self.model = add_lora(base, config.adapter, prepared.targets)
-        objective = Objective(self.model, config.adapter.method)
+        self.adapted = AdaptedModel(base, config.adapter, prepared.targets)
+        objective = Objective(self.adapted)
         collate = Collator()
         self.trainer = PromptTrainer(
             objective=objective,
-            save_weights=lambda checkpoint: self.save(checkpoint / "adapter"),
-            load_weights=lambda checkpoint: restore_adapter(self.model, load_trained(checkpoint / "adapter")),
-            model=self.model,
+            save_weights=self._save_checkpoint,
+            load_weights=self.adapted.load_state,
+            model=self.adapted.model,
             args=training_arguments(config, folder.checkpoints, prepared.precision),
             data_collator=collate,
             train_dataset=prepared.train.rows,
@@ -51,7 +52,9 @@ class Session:
         # It prints the bare dictionaries that our own reporter shows as a bar and writes to a file.
         self.trainer.remove_callback(PrinterCallback)
         self.held_out = (
-            HeldOut(prepared.held_out.rows, config.eval.batch_size, objective, self.model, prepared.precision, collate)
+            HeldOut(
+                prepared.held_out.rows, config.eval.batch_size, objective, self.adapted, prepared.precision, collate
+            )
             if prepared.held_out
             else None
         )
@@ -82,17 +85,16 @@ class Session:
 
     def save(self, folder: Path, **meta: Any) -> Adapter:
         """Write the adapter as it is now, with where it comes from, to the folder of a trained adapter."""
-        config = self.config.adapter
-        adapter = extract_adapter(self.model, config.method, self.prepared.base.fingerprint, self._meta() | meta)
-        save_trained(
-            folder,
-            adapter,
-            alpha=config.alpha,
-            use_rslora=config.use_rslora,
-            target_modules=config.target_modules,
-            name=config.name,
-        )
+        config, prepared = self.config.adapter, self.prepared
+        settings = {part.name: part.settings(config, prepared.targets[part.name]) for part in parts_of(config.method)}
+        adapter = Adapter(config.method, prepared.base.fingerprint, self.adapted.pairs(), self._meta() | meta)
+        save_trained(folder, adapter, settings, name=config.name)
         return adapter
+
+    def _save_checkpoint(self, checkpoint: Path) -> None:
+        """The adapter for use, and the parameters as they are trained, from which a resumed run goes on."""
+        self.save(checkpoint / "adapter")
+        self.adapted.save_state(checkpoint)
 
     def _total_steps(self) -> int:
         trainer = self.trainer

@@ -67,6 +67,10 @@ class PromptTrainer(Trainer):  # type: ignore[misc, unused-ignore]
             raise NonFiniteError("the gradient", self.state.global_step + 1)
         return norm
 
+    def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
+        """Without what stands for an orthogonal matrix: it has no size that could decay, and signs that would be lost."""
+        return [name for name in super().get_decay_parameter_names(model) if "parametrizations" not in name.split(".")]
+
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         # Not PEFT's files: a stock loader would apply a prefill-only adapter to all tokens.
         self._save_weights(Path(output_dir or str(self.args.output_dir)))

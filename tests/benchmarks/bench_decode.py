@@ -1,14 +1,15 @@
 """The decode rate with adapters beside that of the base engine: python -m tests.benchmarks.bench_decode --arms base direftp
 
-One engine for each arm, each in a process of its own, all alive at once and only one at work. In each repetition, all arms in
-turn answer the same requests at once, each request with an adapter of its own. The clock runs from the step in which the last
-request has its first token to the one in which the first request ends: steps in which all requests decode and none is prefilled.
-`X/base` is the ratio of the rates of one repetition; medians of all.
+One engine for each arm, each in a process of its own, all alive at once and only one at work. All arms have the same requests,
+each with an adapter of its own, and only steps in which all of them decode are timed. In each repetition, all arms in turn make
+some of those steps, so that both sides of a ratio are seconds apart on a machine that is never quite quiet. `X/base` is the ratio
+of the rates of one repetition; medians of all.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import random
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +45,10 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=32, help="as many adapters")
     parser.add_argument("--slots", type=int, default=8)
     parser.add_argument("--prompt", type=int, default=16, help="tokens")
-    parser.add_argument("--output", type=int, default=48, help="tokens")
+    parser.add_argument("--output", type=int, default=128, help="tokens")
+    parser.add_argument("--steps", type=int, default=8, help="steps of one repetition")
     parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--repeats", type=int, default=40)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -134,8 +137,9 @@ def serve(options: argparse.Namespace) -> None:
                 adapters[index] = lora_request(f"a{index}", path)
         llm = LLM(**engine_args(options, base, bool(method)))
         print(json.dumps({"rate": 0}), flush=True)
-        for count, _ in enumerate(sys.stdin):
-            print(json.dumps({"rate": decode(llm, options, base.hf_config.vocab_size, adapters, count)}), flush=True)
+        rates = decode(llm, options, base.hf_config.vocab_size, adapters)
+        for _ in sys.stdin:
+            print(json.dumps({"rate": next(rates)}), flush=True)
 
 
 def engine_args(options: argparse.Namespace, base: Any, with_adapters: bool) -> dict[str, Any]:
@@ -160,25 +164,31 @@ def engine_args(options: argparse.Namespace, base: Any, with_adapters: bool) -> 
     return args
 
 
-def decode(llm: Any, options: argparse.Namespace, vocab: int, adapters: list[Any], repetition: int) -> float:
-    """Answer all requests; tokens a second while all of them decode."""
+def decode(llm: Any, options: argparse.Namespace, vocab: int, adapters: list[Any]) -> Iterator[float]:
+    """Answer all requests, again and again; tokens a second of each `options.steps` steps in which all of them decode."""
     from vllm import SamplingParams
 
-    rng = random.Random(options.seed * 1000 + repetition)
     sampling = SamplingParams(temperature=0, max_tokens=options.output, ignore_eos=True, detokenize=False)
     engine = llm.llm_engine
-    for index, adapter in enumerate(adapters):
-        prompt = {"prompt_token_ids": [rng.randrange(vocab) for _ in range(options.prompt)]}
-        engine.add_request(f"{repetition}-{index}", prompt, sampling, lora_request=adapter)
-    counts: dict[str, int] = {}
-    marks: list[tuple[float, int]] = []
-    while engine.has_unfinished_requests():
-        for out in engine.step():
-            counts[out.request_id] = len(out.outputs[0].token_ids)
-        if len(counts) == len(adapters) and max(counts.values()) < options.output:
-            marks.append((time.perf_counter(), sum(counts.values())))
-    (began, before), (ended, after) = marks[0], marks[-1]
-    return (after - before) / (ended - began)
+    for turn in itertools.count():
+        rng = random.Random(f"{options.seed} {turn}")
+        for index, adapter in enumerate(adapters):
+            prompt = {"prompt_token_ids": [rng.randrange(vocab) for _ in range(options.prompt)]}
+            engine.add_request(f"{turn}-{index}", prompt, sampling, lora_request=adapter)
+        counts: dict[str, int] = {}
+
+        def step(counts: dict[str, int] = counts) -> None:
+            counts.update((out.request_id, len(out.outputs[0].token_ids)) for out in engine.step())
+
+        while len(counts) < len(adapters):
+            step()
+        while max(counts.values()) + options.steps < options.output:
+            began, before = time.perf_counter(), sum(counts.values())
+            for _ in range(options.steps):
+                step()
+            yield (sum(counts.values()) - before) / (time.perf_counter() - began)
+        while engine.has_unfinished_requests():
+            step()
 
 
 if __name__ == "__main__":

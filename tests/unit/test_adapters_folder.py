@@ -16,6 +16,7 @@ from preft_cli.adapters.folder import load_trained, load_trained_for, save_train
 from preft_cli.adapters.layout import TRAINED_CONFIG, TRAINED_WEIGHTS
 from preft_cli.adapters.sources import Rejected, Source, default_name, detect, find
 from preft_cli.errors import UserError
+from preft_cli.methods.lorap.part import LoraSettings
 from tests.unit import tiny_llama as tiny
 
 
@@ -28,7 +29,8 @@ def save(folder: Path, facts: BaseFacts, **changes: Any) -> None:
     save_trained(
         folder,
         changes.pop("adapter", tiny.random_adapter(facts)),
-        **{"alpha": 8.0, "use_rslora": False, "target_modules": "all-linear", "name": "tone", **changes},
+        {"lora": LoraSettings(rank=4, alpha=changes.pop("alpha", 8.0), use_rslora=False, target_modules="all-linear")},
+        name=changes.pop("name", "tone"),
     )
 
 
@@ -95,7 +97,7 @@ def test_exchanged_tensors_are_noticed(facts: BaseFacts, tmp_path: Path) -> None
     [
         (None, r"preft_config\.json is missing"),
         ("{", "not valid JSON"),
-        ('{"schema_version": 2}', "written by a newer preft: version 2, this one reads 1"),
+        ('{"schema_version": 3}', "written by a newer preft: version 3, this one reads 2"),
         ('{"schema_version": 1}', "name: Field required"),
     ],
 )

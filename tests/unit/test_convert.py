@@ -23,6 +23,7 @@ from preft_cli.convert.collect import collect, prune
 from preft_cli.convert.results import ConvertResult
 from preft_cli.convert.run import convert, plan_convert
 from preft_cli.errors import UserError
+from preft_cli.methods.lorap.part import LoraSettings
 from preft_cli.models import BaseModel
 from tests.unit import tiny_llama as tiny
 
@@ -53,9 +54,7 @@ def train(folder: Path, facts: BaseFacts, name: str = "tone", **adapter: Any) ->
     save_trained(
         folder,
         tiny.random_adapter(facts, **adapter),
-        alpha=8.0,
-        use_rslora=False,
-        target_modules="all-linear",
+        {"lora": LoraSettings(rank=4, alpha=8.0, use_rslora=False, target_modules="all-linear")},
         name=name,
     )
     return folder

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from preft_cli.config.schema import AdapterConfig
 from preft_cli.data import Row
-from preft_cli.training.collate import Collator
-from preft_cli.training.lora import add_lora
-from preft_cli.training.mask import PromptMask, prompt_mask
+from preft_cli.methods.adapted import AdaptedModel
+from preft_cli.methods.lorap.layers import LoraLayers
+from preft_cli.methods.mask import PromptMask
+from preft_cli.training.collate import Collator, prompt_mask
 from preft_cli.training.objective import Objective
 from tests.unit.tiny import tiny_model
 
@@ -25,23 +26,21 @@ ROWS = [
 TARGETS = ["q_proj", "v_proj", "down_proj"]
 
 
-def adapted_model(config: AdapterConfig | None = None, *, trained: bool = True) -> Any:
+def adapted_model(config: AdapterConfig | None = None, *, trained: bool = True) -> AdaptedModel:
     config = config or AdapterConfig(rank=4, alpha=12)
     names = [f"model.layers.{n}.{m}" for n in (0, 1) for m in ("self_attn.q_proj", "self_attn.v_proj", "mlp.down_proj")]
     torch.manual_seed(1)
-    model = add_lora(tiny_model(), config, names)
+    adapted = AdaptedModel(tiny_model(), config, {"lora": names})
     if trained:
-        for name, parameter in model.named_parameters():
+        for name, parameter in adapted.model.named_parameters():
             if "lora_B" in name:
                 torch.nn.init.normal_(parameter, std=0.3)
-    return model
+    return adapted
 
 
-def masked(model: Any, mask_BT: Tensor) -> Any:
-    mask = PromptMask()
-    mask.attach(model)
-    mask.set(mask_BT)
-    return model
+def masked(adapted: AdaptedModel, mask_BT: Tensor) -> Any:
+    adapted.mask.set(mask_BT)
+    return adapted.model
 
 
 def logits(model: Any, row: Row) -> Tensor:
@@ -69,25 +68,25 @@ def reference(model: Any, row: Row, num_adapted: int, scaling: float) -> Tensor:
 @pytest.mark.parametrize("row", ROWS)
 @pytest.mark.parametrize(("use_rslora", "scaling"), [(False, 3.0), (True, 6.0)])
 def test_equals_the_formula(row: Row, use_rslora: bool, scaling: float) -> None:
-    model = adapted_model(AdapterConfig(rank=4, alpha=12, use_rslora=use_rslora))
-    n = len(row.prompt_ids)
-    got = logits(masked(model, torch.arange(len(row))[None] < n), row)
+    adapted = adapted_model(AdapterConfig(rank=4, alpha=12, use_rslora=use_rslora))
+    model, n = adapted.model, len(row.prompt_ids)
+    got = logits(masked(adapted, torch.arange(len(row))[None] < n), row)
     torch.testing.assert_close(got, reference(model, row, n, scaling), atol=1e-5, rtol=1e-5)
     everywhere = reference(model, row, len(row), scaling)
     assert (got[n:] - everywhere[n:]).abs().max() > 1e-2, "the completion is adapted"
 
 
 def test_starts_as_a_no_op() -> None:
-    model = adapted_model(trained=False)
+    adapted = adapted_model(trained=False)
     for mask_BT in (torch.ones(1, len(ROWS[0])), torch.zeros(1, len(ROWS[0]))):
         torch.testing.assert_close(
-            logits(masked(model, mask_BT), ROWS[0]), logits(tiny_model(), ROWS[0]), atol=0, rtol=0
+            logits(masked(adapted, mask_BT), ROWS[0]), logits(tiny_model(), ROWS[0]), atol=0, rtol=0
         )
 
 
 def test_mask_of_zeros_is_the_base_model_and_ones_is_plain_lora() -> None:
     row = ROWS[0]
-    lora = logits(adapted_model(), row)
+    lora = logits(adapted_model(AdapterConfig(method="lora", rank=4, alpha=12)).model, row)
     torch.testing.assert_close(logits(masked(adapted_model(), torch.ones(1, len(row))), row), lora, atol=0, rtol=0)
     off = logits(masked(adapted_model(), torch.zeros(1, len(row))), row)
     torch.testing.assert_close(off, logits(tiny_model(), row), atol=1e-6, rtol=1e-6)
@@ -95,31 +94,30 @@ def test_mask_of_zeros_is_the_base_model_and_ones_is_plain_lora() -> None:
 
 
 @pytest.mark.parametrize("method", ["lora", "lorap"])
-def test_method_decides_who_is_masked(method: str) -> None:
+def test_method_decides_who_is_masked(method: Any) -> None:
     """`lora` leaves PEFT's forward pass alone; `lorap` masks it."""
-    model, row = adapted_model(), ROWS[0]
-    objective = Objective(model, method)
+    adapted, row = adapted_model(AdapterConfig(method=method, rank=4, alpha=12)), ROWS[0]
+    objective = Objective(adapted)
     num_adapted = len(row) if method == "lora" else len(row.prompt_ids)
-    expected = reference(model, row, num_adapted, 3.0).log_softmax(-1)
+    expected = reference(adapted.model, row, num_adapted, 3.0).log_softmax(-1)
     first = len(row.prompt_ids) - 1
     wanted = -sum(expected[first + i, token] for i, token in enumerate(row.completion_ids))
     torch.testing.assert_close(objective(Collator()([row])).total, wanted, atol=1e-4, rtol=1e-5)
 
 
 def test_a_forward_pass_without_a_fitting_mask_is_refused() -> None:
-    model = adapted_model()
-    mask = PromptMask()
-    mask.attach(model)
+    adapted = adapted_model()
     with pytest.raises(RuntimeError, match="no prompt mask is set"):
-        logits(model, ROWS[0])
-    mask.set(torch.ones(1, 3))
+        logits(adapted.model, ROWS[0])
     with pytest.raises(RuntimeError, match=r"batch of shape \[1, 7\]"):
-        logits(model, ROWS[0])
+        logits(masked(adapted, torch.ones(1, 3)), ROWS[0])
 
 
-def test_a_model_without_lora_is_refused() -> None:
+def test_lora_that_the_mask_cannot_stand_in_front_of_is_refused() -> None:
+    """An embedding's LoRA has no lora_A layer: it would act on all tokens in silence."""
+    layers = LoraLayers(tiny_model(), AdapterConfig(rank=4), ["model.embed_tokens"])
     with pytest.raises(ValueError, match="no lora_A linear layer"):
-        PromptMask().attach(tiny_model())
+        layers.mask(PromptMask())
 
 
 def test_mask_goes_by_position() -> None:

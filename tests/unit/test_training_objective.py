@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from preft_cli.config.schema import AdapterConfig
 from preft_cli.data import Row
 from preft_cli.training.collate import Collator
 from preft_cli.training.objective import LabelPositions, Objective
@@ -25,10 +26,11 @@ def trained_on(
     batches: list[list[Row]], *, side: Literal["left", "right"] = "right", checkpointing: bool = False
 ) -> Any:
     """Loss sum and gradients of all `batches` together, from the same weights each time."""
-    model = adapted_model().train()
+    adapted = adapted_model()
+    model = adapted.model.train()
     if checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    objective = Objective(model, "lorap")
+    objective = Objective(adapted)
     total = 0.0
     for batch in batches:
         loss = objective(Collator(side=side)(batch))
@@ -65,30 +67,31 @@ def test_gradient_checkpointing(side: Literal["left", "right"]) -> None:
 
 def test_checkpointing_does_repeat_the_forward_pass() -> None:
     """So that the test above could fail."""
-    model, calls = adapted_model().train(), []
+    adapted, calls = adapted_model(), []
+    model = adapted.model.train()
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     model.get_submodule("base_model.model.model.layers.0.self_attn.q_proj.lora_A.default").register_forward_hook(
         lambda *_: calls.append(1)
     )
-    Objective(model, "lorap")(Collator()(ROWS)).total.backward()
+    Objective(adapted)(Collator()(ROWS)).total.backward()
     assert len(calls) == 2
 
 
 def test_without_the_mask_the_gradients_differ() -> None:
     """So that the tests above could fail."""
-    model = adapted_model().train()
-    Objective(model, "lora")(Collator()(ROWS)).total.backward()
+    adapted = adapted_model(AdapterConfig(method="lora", rank=4, alpha=12))
+    Objective(adapted)(Collator()(ROWS)).total.backward()
     masked = trained_on([ROWS])[1]
-    assert max((gradients(model)[name] - masked[name]).abs().max() for name in masked) > 1e-2
+    assert max((gradients(adapted.model)[name] - masked[name]).abs().max() for name in masked) > 1e-2
 
 
 def test_head_on_label_positions_equals_the_plain_way() -> None:
     batch = Collator()(ROWS)
-    chosen = Objective(adapted_model(), "lorap")(batch)
-    model = adapted_model()
-    objective = Objective(model, "lorap")
-    objective._mask.set(batch["prompt_mask"])
-    logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+    chosen = Objective(adapted_model())(batch)
+    adapted = adapted_model()
+    Objective(adapted)
+    adapted.mask.set(batch["prompt_mask"])
+    logits = adapted.model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
     assert logits.shape == (*batch["input_ids"].shape, 320), "without a selection the head sees everything"
     plain = F.cross_entropy(logits[:, :-1].flatten(0, 1), batch["labels"][:, 1:].flatten(), reduction="sum")
     torch.testing.assert_close(chosen.total, plain, **CLOSE)
@@ -96,9 +99,9 @@ def test_head_on_label_positions_equals_the_plain_way() -> None:
 
 
 def test_head_sees_the_label_positions_alone() -> None:
-    model, seen = adapted_model(), []
-    objective = Objective(model, "lorap")
-    model.get_output_embeddings().register_forward_hook(lambda _, args, out: seen.append(tuple(out.shape)))
+    adapted, seen = adapted_model(), []
+    objective = Objective(adapted)
+    adapted.model.get_output_embeddings().register_forward_hook(lambda _, args, out: seen.append(tuple(out.shape)))
     objective(Collator()(ROWS))
     assert seen == [(1, sum(len(row.completion_ids) for row in ROWS), 320)]
 
