@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from engine_patch.base_model import BaseFingerprint
@@ -41,14 +40,22 @@ class BaseFacts(NamedTuple):
 
         return cls(base.name, base.fingerprint, *modules_of(base, declared), declared)
 
-    def require_streams(self, where: Path) -> None:
+    def require_streams(self, what: object, exit_code: int = 1) -> None:
         """For an adapter with a DiReFT part.
 
         Raises:
-            UserError: the model's residual streams are not known; `where` names the adapter.
+            UserError: the model's residual streams are not known; says why, and what to do. `what` begins the message.
         """
-        if not self.streams:
-            raise UserError(f"{where} cannot be served with {self.name}: {unknown(self.fingerprint.model_type)}")
+        if self.streams:
+            return
+        reason = unknown(self.fingerprint.model_type)
+        if self.declared:
+            reason = (
+                f"model.residual_stream is set, but which modules of {self.name} ({self.fingerprint.model_type}) are its "
+                "decoder layers is not clear: that takes exactly one list named `layers` with as many as its config says. "
+                "Use LoRA (method lorap or lora) instead"
+            )
+        raise UserError(f"{what} cannot act on {self.name}: {reason}", exit_code)
 
 
 class Loaded(NamedTuple):

@@ -12,7 +12,6 @@ from engine_patch.residual import is_stream
 from preft_cli.adapters.base import BaseFacts
 from preft_cli.adapters.names import LoraName, explain_foreign, parse, tensor_name
 from preft_cli.errors import UserError
-from preft_cli.methods.direftp.targets import no_streams
 
 Shapes = Mapping[str, tuple[int, int]]
 """(in_features, out_features) by module name: where adapters can act in the base model."""
@@ -82,8 +81,8 @@ def check_fits(pairs: Mapping[str, LowRankPair], base: BaseFacts, where: Path) -
     Raises:
         UserError: also when the base model's residual streams are not known.
     """
-    if not base.streams and any(map(is_stream, pairs)):
-        raise UserError(f"{where}: {no_streams(base)}")
+    if any(map(is_stream, pairs)):
+        base.require_streams(where)
     check_against_base(pairs, base.places, base.name, where)
 
 

@@ -128,9 +128,8 @@ class _Collector:
             raise UserError(f"it is for another base model: {difference}")
         if any(map(is_stream, header.modules)):
             self._facts.require_streams(where)
-        places = self._facts.shapes | self._facts.streams
         for name, module in header.modules.items():
-            shape = places.get(name)
+            shape = self._facts.places.get(name)
             if shape != (module.in_features, module.out_features):
                 has = "does not exist there" if shape is None else f"has {shape[0]} inputs and {shape[1]} outputs there"
                 raise UserError(

@@ -11,7 +11,7 @@ from engine_patch.rule import METHODS, is_prefill_only, parts
 from engine_patch.store import read_adapter
 from preft_cli.adapters.base import BaseFacts, Loaded
 from preft_cli.adapters.folder import load_trained_for
-from preft_cli.adapters.pairs import check_against_base
+from preft_cli.adapters.pairs import check_fits
 from preft_cli.adapters.peft_in import load_peft
 from preft_cli.adapters.pyreft.read import load_pyreft
 from preft_cli.adapters.pyreft.told import NOTHING, Told
@@ -65,9 +65,7 @@ def read_store_file(path: Path, base: BaseFacts) -> Adapter:
         raise UserError(str(error)) from error
     if difference := adapter.base.mismatch(base.fingerprint):
         raise UserError(f"{path} is for another base model: {difference}")
-    if any(map(is_stream, adapter.pairs)):
-        base.require_streams(path)
-    check_against_base(adapter.pairs, base.shapes | base.streams, base.name, path)
+    check_fits(adapter.pairs, base, path)
     return adapter
 
 

@@ -399,5 +399,5 @@ def test_another_base_model(folder: Path, tmp_path: Path) -> None:
 def test_an_architecture_whose_residual_stream_is_not_known(folder: Path) -> None:
     mistral = BaseModel("mistral", fixture.BASE.path)
     facts = BaseFacts.of(mistral)._replace(streams={})
-    with pytest.raises(UserError, match=r"cannot be served with mistral: .*model\.residual_stream: true"):
+    with pytest.raises(UserError, match=r"cannot act on mistral: .*model\.residual_stream: true"):
         load(folder, facts)

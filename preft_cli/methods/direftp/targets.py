@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from engine_patch.residual import block_of, unknown
+from engine_patch.residual import block_of
 from preft_cli.errors import UserError
 
 if TYPE_CHECKING:
@@ -18,8 +18,7 @@ def streams(config: AdapterConfig, base: BaseFacts) -> list[str]:
     Raises:
         UserError: the base model's streams are not known, it has no such layer, or W2 cannot be orthogonal.
     """
-    if not base.streams:
-        raise UserError(f"adapter.method {config.method}: {no_streams(base)}", exit_code=2)
+    base.require_streams(f"adapter.method: {config.method}", exit_code=2)
     by_layer = {layer_of(name): name for name in base.streams}
     chosen = set(by_layer) if config.layers == "all" else set(config.layers)
     if beyond := sorted(chosen - by_layer.keys()):
@@ -36,17 +35,6 @@ def streams(config: AdapterConfig, base: BaseFacts) -> list[str]:
             exit_code=2,
         )
     return [name for layer, name in by_layer.items() if layer in chosen]
-
-
-def no_streams(base: BaseFacts) -> str:
-    """Why DiReFT cannot act on `base`, and what to do."""
-    if not base.declared:
-        return unknown(base.fingerprint.model_type)
-    return (
-        f"model.residual_stream is set, but which modules of {base.name} ({base.fingerprint.model_type}) are its decoder "
-        "layers is not clear: that takes exactly one list named `layers` with as many as its config says. "
-        "Use LoRA (method lorap or lora) instead"
-    )
 
 
 def direft_rank(config: AdapterConfig) -> int:
