@@ -120,7 +120,7 @@ def bypass(layer: Any) -> None:
     In eager mode the wrapper's Python costs a decode step of a small model 5% (`tests/benchmarks/bench_decode.py`).
     """
     wrapper, adapted, base = layer.punica_wrapper, layer.forward, layer.base_layer.forward
-    layer.forward = lambda x: (adapted if wrapper.segments else base)(x)
+    layer.forward = lambda *args, **kwargs: (adapted if wrapper.segments else base)(*args, **kwargs)
 
 
 def patch() -> None:

@@ -242,3 +242,13 @@ def test_a_step_without_adapted_tokens_reads_nothing() -> None:
     wrapper = kernels.SegmentPunicaWrapper(max_num_batched_tokens=64, max_batches=2, device="cpu")
     wrapper.update_metadata(SimpleNamespace(index_mapping=(0, 0)), [7], 2, 100)
     wrapper.add_intervention(None, None, (torch.ones(1),), (None, None))
+
+
+def test_a_step_without_adapted_tokens_runs_the_base_model_s_layers_and_not_their_wrappers() -> None:
+    wrapper = kernels.SegmentPunicaWrapper(max_num_batched_tokens=64, max_batches=2, device="cpu")
+    base = SimpleNamespace(forward=lambda x: ("base", x))
+    layer = SimpleNamespace(punica_wrapper=wrapper, base_layer=base, forward=lambda x: ("adapted", x))
+    kernels.bypass(layer)
+    for ids, expected in (((0, 0), "base"), ((0, 7), "adapted"), ((0, 0), "base")):
+        wrapper.update_metadata(SimpleNamespace(index_mapping=ids), [7], 2, 100)
+        assert layer.forward(3) == (expected, 3)
