@@ -1,4 +1,4 @@
-"""LoRA on CPU, one plain matrix product a segment, with the weights where the pool has them.
+"""LoRA and DiReFT on CPU, one plain matrix product a segment, with the weights where the pool has them.
 
 Upstream's `PunicaWrapperCPU` gathers a copy of the weights for every token, and gives the rows without an adapter (index
 -1) the weights of the last slot, so that base requests in a mixed batch answer with somebody's adapter. Its buffers

@@ -14,7 +14,7 @@ import torch
 
 from engine_patch.base_model import BaseFingerprint
 from engine_patch.pool.limits import Sizes
-from engine_patch.pool.streams import hook_streams
+from engine_patch.pool.streams import ResidualStream, hook_streams
 
 Index = torch.Tensor | None
 """Positions that a share takes of a dimension, int64 `[share]`; None: all."""
@@ -71,6 +71,11 @@ class EngineLayers:
         for name, stream in hook_streams(manager, declared).items():
             layers.append((stream, [Slice(name, stream.width, stream.width, columns=None, rows=None)]))
         return cls(layers, BaseFingerprint.from_hf_config(manager.model.config))
+
+    @property
+    def linear(self) -> list[Any]:
+        """The wrapped linear layers."""
+        return [layer for layer, _ in self.layers if not isinstance(layer, ResidualStream)]
 
     @cached_property
     def slices(self) -> dict[str, Slice]:

@@ -88,7 +88,7 @@ def make_create(upstream: Any) -> Any:
         if self.device.type == "cpu":
             from engine_patch.kernels.cpu import bypass
 
-            for layer in inner.modules.values():
+            for layer in layers.linear:
                 bypass(layer)
         return wrapped
 

@@ -46,7 +46,7 @@ def make_adapters(
     Raises:
         UserError: if two adapters are the same: caches would flatter the arm.
     """
-    modules = modules_of(base)
+    modules = modules_of(base, plan.residual_stream)
     paths, digests = [], []
     for index in range(plan.num_adapters):
         adapter = random_adapter(

@@ -39,6 +39,8 @@ class BenchPlan(BaseModel):
 
     model: str
     random_weights: bool
+    residual_stream: bool
+    """`model.residual_stream`."""
     device: Device
     seed: int
     num_adapters: int
@@ -75,6 +77,7 @@ def plan_bench(config: PreftConfig, root: Path) -> BenchPlan:
     return BenchPlan(
         model=str(shared["model"]),
         random_weights=is_random(config.model.base),
+        residual_stream=config.model.residual_stream,
         device=device,
         seed=config.project.seed,
         num_adapters=bench.num_adapters,

@@ -7,6 +7,8 @@ from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 
+from engine_patch.rule import parts
+from preft_cli.adapters.base import BaseFacts
 from preft_cli.bench import machine
 from preft_cli.bench.adapters import make_adapters
 from preft_cli.bench.arms import ARMS
@@ -41,6 +43,7 @@ def bench(config: PreftConfig, root: Path, out: Path | None = None) -> BenchResu
     plan = plan_bench(config, root)
     out = result_path(root, out, created)
     base = resolve(config.model.base, root)
+    check_methods(plan, base)
     plan = plan.for_model(base.path, kv_cache_bytes(plan, config.bench.max_num_seqs, base))
     check_lengths(plan, base)
     with tempfile.TemporaryDirectory(prefix="preft-bench-") as scratch:
@@ -65,6 +68,17 @@ def bench(config: PreftConfig, root: Path, out: Path | None = None) -> BenchResu
     )
     write_json(result, out)
     return result
+
+
+def check_methods(plan: BenchPlan, base: BaseModel) -> None:
+    """Refuse, before any engine starts, an arm whose method cannot act on the base model.
+
+    Raises:
+        UserError: names the arm.
+    """
+    for arm in plan.arms:
+        if "direft" in parts(ARMS[arm.arm].method or ""):
+            BaseFacts.of(base, plan.residual_stream).require_streams(f"bench.arms: {arm.arm}", exit_code=2)
 
 
 def result_path(root: Path, out: Path | None, created: datetime) -> Path:
@@ -100,6 +114,7 @@ def run_arm(arm: ArmPlan, plan: BenchPlan, base: BaseModel, requests: Path, out:
             requests=requests,
             adapters=paths,
             plugin=kind.plugin,
+            residual_stream=plan.residual_stream,
             progress=folder / "progress.jsonl",
         )
         result = watch_worker(spec, arm, plan.repeats, folder, log)

@@ -37,6 +37,8 @@ class WorkerSpec(BaseModel):
     """Empty: no adapters. A `.preft` file or a PEFT folder each; requests name them by position."""
     plugin: bool
     """Whether preft's engine plugin must be live."""
+    residual_stream: bool = False
+    """`model.residual_stream`."""
     progress: Path
     """One `Progress` a line is appended here."""
 
@@ -73,7 +75,7 @@ def run_arm(spec: WorkerSpec) -> WorkerResult:
 
     workload = Workload.model_validate_json(spec.requests.read_text())
     started = time.perf_counter()
-    llm = LLM(**spec.engine_args, **pools(spec))
+    llm = LLM(**spec.engine_args, **plugin_args(spec))
     start_seconds = time.perf_counter() - started
     patch = patch_status(llm) if spec.plugin else []
     report(spec, "start", start_seconds)
@@ -97,12 +99,13 @@ def run_arm(spec: WorkerSpec) -> WorkerResult:
     )
 
 
-def pools(spec: WorkerSpec) -> dict[str, Any]:
-    """Engine arguments that keep all of the plugin's adapters in host memory, as the stock engine's do."""
+def plugin_args(spec: WorkerSpec) -> dict[str, Any]:
+    """The plugin's engine arguments: all adapters stay in host memory, as the stock engine's do."""
     if not spec.plugin:
         return {}
     needed = sum(path.stat().st_size for path in spec.adapters)
-    return {"additional_config": {"preft": {"host_pool_bytes": max(needed, 1 << 30)}}}
+    options = {"host_pool_bytes": max(needed, 1 << 30), "residual_stream": spec.residual_stream}
+    return {"additional_config": {"preft": options}}
 
 
 def run_repetition(llm: Any, requests: list[Request], loras: list[Any], failed: list[str]) -> Repetition:

@@ -21,7 +21,7 @@ Arm = Literal["base", "lora", "lorap", "direftp"]
 # No count of steps, tokens or adapters comes near the bound; libraries fail in strange ways beyond it.
 PositiveInt = Annotated[int, Field(gt=0, le=2**31 - 1)]
 Rank = Annotated[int, Field(gt=0, le=512)]
-Layer = Annotated[int, Field(ge=0, le=9999)]
+Layer = Annotated[int, Field(strict=True, ge=0, le=9999)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from preft_cli.models.base import BaseModel
-from preft_cli.models.modules import linear_modules
+from preft_cli.models.modules import modules_of
 from preft_cli.models.resolve import ALIASES, resolve
 from preft_cli.models.shapes import RANDOM_SHAPES
 
-__all__ = ["ALIASES", "RANDOM_SHAPES", "BaseModel", "linear_modules", "resolve"]
+__all__ = ["ALIASES", "RANDOM_SHAPES", "BaseModel", "modules_of", "resolve"]

@@ -20,16 +20,6 @@ class Modules(NamedTuple):
     streams: Shapes
     """The residual streams after the decoder blocks; none if the architecture's is not known."""
 
-    @property
-    def all(self) -> Shapes:
-        """Both."""
-        return self.linear | self.streams
-
-
-def linear_modules(base: BaseModel) -> Shapes:
-    """`Modules.linear` of `base`."""
-    return modules_of(base).linear
-
 
 def modules_of(base: BaseModel, declared: bool = False) -> Modules:
     """The places where adapters act in `base`. Built on the meta device, so that a 70B shape costs no memory.

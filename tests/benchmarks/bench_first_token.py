@@ -29,7 +29,7 @@ from engine_patch.ref import AdapterRef
 from engine_patch.store.layout import PAGE_BYTES
 from preft_cli.bench.device import find_device, resolve_dtype
 from preft_cli.bench.plan import CPU_BLOCK_SIZE
-from preft_cli.models import linear_modules, resolve
+from preft_cli.models import modules_of, resolve
 from tests.benchmarks import common, disk
 from tests.benchmarks.common import in_turn, say, seconds, spread
 from tests.benchmarks.latencies import PROMPT_TOKENS, Latencies
@@ -79,7 +79,7 @@ def main() -> None:
     if options.dtype == "auto":  # float32 on a CPU that only emulates bfloat16
         options.dtype = "float32" if resolve_dtype("auto", find_device()) == "float32" else "bfloat16"
     base = resolve(options.model)
-    shape = Shape(options.model, base.hf_config, base.fingerprint, linear_modules(base))
+    shape = Shape(options.model, base.hf_config, base.fingerprint, modules_of(base).linear)
     dtype = DTYPES[options.dtype]
     num_bytes = shape.limits(options.rank, dtype, 1 << 62, 1 << 62).largest_pages() * PAGE_BYTES
     with tempfile.TemporaryDirectory(prefix="bench-first-token-", dir=options.folder) as folder:

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from engine_patch.kernels.reference import scale_to_bits
+from tests.benchmarks import common
 from tests.lora_pool import Layer, add, inputs, make_stream, step_metadata
 
 MODELS = {
@@ -230,8 +231,8 @@ def main() -> None:
         "results": run(*settings) if options.only != "interventions" else [],
         "interventions": run_interventions(*settings) if options.only != "linear" else [],
     }
-    about = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "dtype": options.dtype}
-    text = json.dumps({**about, "repeats": options.repeats, **results}, indent=1)
+    about = common.about("adapter kernels", dtype=options.dtype, repeats=options.repeats)
+    text = json.dumps({**about, "gpu": torch.cuda.get_device_name(), **results}, indent=1)
     print(text)
     if options.out:
         options.out.write_text(text + "\n")

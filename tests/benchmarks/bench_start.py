@@ -22,7 +22,7 @@ from typing import Any
 from engine_patch.store.digest import pages_digest
 from engine_patch.store.file import encode
 from engine_patch.store.format import encode_header
-from preft_cli.models import BaseModel, linear_modules
+from preft_cli.models import BaseModel, modules_of
 from tests.benchmarks import common
 from tests.benchmarks.material import random_adapter
 from tests.schedules.models import tiny_llama
@@ -56,7 +56,7 @@ def make_model(folder: Path) -> BaseModel:
 def make_folder(folder: Path, base: BaseModel, count: int) -> None:
     """`count` adapters on all modules; written directly, since `write_adapter` waits for the disk each time."""
     folder.mkdir()
-    header, pages = encode(random_adapter(base.fingerprint, linear_modules(base), 4, seed=0))
+    header, pages = encode(random_adapter(base.fingerprint, modules_of(base).linear, 4, seed=0))
     data = bytearray(pages)
     for index in range(count):
         data[:4] = index.to_bytes(4, "little")

@@ -16,7 +16,7 @@ from engine_patch.pool.limits import Limits
 from engine_patch.ref import AdapterRef
 from engine_patch.store.file import read_header, write_adapter
 from preft_cli.adapters.peft_out import write_peft
-from preft_cli.models import linear_modules, resolve
+from preft_cli.models import modules_of, resolve
 
 SCALING = 1.0
 """vLLM multiplies B by any other one when it loads an adapter: we do not count that against it."""
@@ -37,7 +37,7 @@ class Shape:
     def published(cls, name: str) -> Shape:
         """A key of `RANDOM_SHAPES`."""
         base = resolve(f"random:{name}")
-        return cls(name, base.hf_config, base.fingerprint, linear_modules(base))
+        return cls(name, base.hf_config, base.fingerprint, modules_of(base).linear)
 
     def layers(self) -> EngineLayers:
         """As an engine without tensor parallelism has them."""

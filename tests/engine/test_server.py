@@ -154,30 +154,34 @@ def test_an_unknown_name_is_a_404_with_the_nearest(server: Server) -> None:
     assert "Did you mean everywhere?" in caught.value.read().decode()
 
 
+@pytest.mark.parametrize(("name", "method"), [("one", "lorap+direftp"), ("stream-one", "direftp")])
 def test_a_replaced_file_answers_with_its_new_weights_and_from_no_old_kv(
     server: Server,
     folder: Path,
     smollm2: Any,
     adapters: dict[str, tuple[Path, Adapter]],
     reference: MaskedReference,
+    name: str,
+    method: str,
 ) -> None:
     """The same long prompt, before and after: its blocks are in the cache, under the same name."""
     long = "What is a dog? " * 40
     for _ in range(2):
         before = metric(server, "vllm:prefix_cache_hits_total")
-        answer = server.chat("one", long, max_tokens=4, **LOGPROBS)
-        assert gap_to(adapters["one"][1], answer, reference) < 1e-3
+        answer = server.chat(name, long, max_tokens=4, **LOGPROBS)
+        assert gap_to(adapters[name][1], answer, reference) < 1e-3
     assert metric(server, "vllm:prefix_cache_hits_total") - before >= 128
-    new = random_adapter(modules_of(smollm2), smollm2.fingerprint, seed=77, rank=8)
-    write_adapter(folder / "one.preft", new)
-    assert gap_to(new, server.chat("one", long, max_tokens=4, **LOGPROBS), reference) < 1e-3
+    new = random_adapter(modules_of(smollm2), smollm2.fingerprint, seed=77, rank=4, method=method)
+    write_adapter(folder / f"{name}.preft", new)
+    assert gap_to(new, server.chat(name, long, max_tokens=4, **LOGPROBS), reference) < 1e-3
 
 
+@pytest.mark.parametrize(("method", "rank"), [("direftp", 8), ("lorap+direftp", 4), ("lorap", 8)])
 def test_turn_two_of_a_chat_equals_a_cold_answer(
-    server: Server, folder: Path, smollm2: Any, reference: MaskedReference
+    server: Server, folder: Path, smollm2: Any, reference: MaskedReference, method: str, rank: int
 ) -> None:
     """Its prompt holds what turn one has generated, without the adapter, and what is now prompt."""
-    adapter = random_adapter(modules_of(smollm2), smollm2.fingerprint, seed=78, rank=8)
+    adapter = random_adapter(modules_of(smollm2), smollm2.fingerprint, seed=78, rank=rank, method=method)
     write_adapter(folder / "one.preft", adapter)
     first = server.get(
         "/v1/completions",
@@ -207,12 +211,12 @@ def test_turn_two_of_a_chat_equals_a_cold_answer(
 
 
 def test_status_says_that_every_process_is_live(server: Server) -> None:
-    for name in ("one", "everywhere"):
+    for name in ("one", "everywhere", "stream-one"):
         server.chat(name, "hello", max_tokens=1)
     status = server.get("/preft/status")
     assert status["live"]
     assert status["prefix_caching"]
-    assert status["adapters"] == {"listed": 2, "admitted": 2, "gpu_slots": 1}
+    assert status["adapters"] == {"listed": 3, "admitted": 3, "gpu_slots": 1}
     roles = [process["role"] for process in status["processes"]]
     assert roles == ["engine core", "vllm.v1.worker.cpu_model_runner.CPUModelRunner"]
     command = [sys.executable, "-m", "preft_cli", "status", "--url", server.url]

@@ -14,7 +14,7 @@ from preft_cli.models.modules import modules_of
 from tests.reference import MaskedReference, random_adapter
 
 RANKS = (8, 4, 16, 8, 12, 8)
-MIXED = ("lorap", "direftp", "lorap+direftp", "lora", "direftp", "direft")
+MIXED = ("lorap", "direftp", "lorap+direftp", "lora", "lora+direft", "direft")
 
 
 @dataclass

@@ -14,7 +14,7 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from transformers import AutoModelForCausalLM
 
 from preft_cli.errors import UserError
-from preft_cli.models import RANDOM_SHAPES, linear_modules, resolve, smollm2
+from preft_cli.models import RANDOM_SHAPES, modules_of, resolve, smollm2
 from preft_cli.models.cache import cache_dir, folder_once
 from tests.unit.tiny import save_tiny
 
@@ -62,7 +62,7 @@ def test_random_shapes_have_the_published_size(shape: str) -> None:
 
 
 def test_linear_modules_leave_out_head_and_embedding() -> None:
-    modules = linear_modules(resolve("random:llama-3.1-8b"))
+    modules = modules_of(resolve("random:llama-3.1-8b")).linear
     assert len(modules) == 32 * 7
     assert modules["model.layers.31.self_attn.k_proj"] == (4096, 1024)
     assert modules["model.layers.0.mlp.down_proj"] == (14336, 4096)

@@ -7,7 +7,7 @@ import pytest
 from preft_cli.data import Message
 from preft_cli.data.template import load_template
 from preft_cli.data.tokenise import prompt_token_ids
-from preft_cli.models import BaseModel, linear_modules, resolve
+from preft_cli.models import BaseModel, modules_of, resolve
 from preft_cli.training.prepare import load_tokenizer
 
 
@@ -19,7 +19,7 @@ def base() -> BaseModel:
 
 def test_shape_is_the_published_one(base: BaseModel) -> None:
     published = resolve("random:smollm2-135m")
-    assert linear_modules(base) == linear_modules(published)
+    assert modules_of(base).linear == modules_of(published).linear
     assert base.fingerprint.mismatch(published.fingerprint) is None
     assert base.fingerprint.weights is not None
     for key in ("rope_parameters", "tie_word_embeddings", "max_position_embeddings", "eos_token_id"):

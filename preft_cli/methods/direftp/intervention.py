@@ -14,7 +14,7 @@ from preft_cli.methods.mask import PromptMask
 
 
 class Intervention(nn.Module):
-    """DiReFT on a stream. Trains in float32 whatever the stream's type is, and starts as a no-op.
+    """DiReFT on a stream. Its parameters are float32 whatever the stream's type is, and it starts as a no-op.
 
     Plain, that is W2 = 0 under a random W1. With `orthogonal` the rows of W2 are orthonormal from the first step to the
     last, so W1 and b are 0 instead.

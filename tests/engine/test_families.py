@@ -1,4 +1,4 @@
-"""DiReFT and LoRA on the other families whose residual stream is known: random models of two layers."""
+"""DiReFT and LoRA on the other families whose residual stream is known, and on a declared one: random models of two layers."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ def random_model(kind: str, folder: Path) -> BaseModel:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
+    more = {"sliding_window": None} if kind == "mistral" else {}
     config = AutoConfig.for_model(
         kind,
         vocab_size=512,
@@ -32,6 +33,7 @@ def random_model(kind: str, folder: Path) -> BaseModel:
         max_position_embeddings=512,
         initializer_range=0.1,
         **SIZES,
+        **more,
     )
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     return BaseModel(str(folder), folder)
@@ -57,12 +59,15 @@ def engine(base: BaseModel, **more: Any) -> Any:
     )
 
 
-@pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
-def test_served_answers_equal_the_reference(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "declared"), [("qwen2", False), ("qwen3", False), ("mistral", True)])
+def test_served_answers_equal_the_reference(kind: str, declared: bool, tmp_path: Path) -> None:
+    """Mistral's residual stream is not known by itself: it is declared, as `model.residual_stream: true` does."""
     base = random_model(kind, tmp_path / "model")
+    modules = modules_of(base, declared)
+    assert bool(modules_of(base).streams) != declared
     reference = MaskedReference(base.path)
     adapters = [
-        random_adapter(modules_of(base), base.fingerprint, seed=seed, rank=4, method=method, loud=2)
+        random_adapter(modules, base.fingerprint, seed=seed, rank=4, method=method, loud=2)
         for seed, method in enumerate(("direftp", "lorap+direftp", "direft"))
     ]
     files = [tmp_path / f"{index}.preft" for index in range(3)]
@@ -70,7 +75,7 @@ def test_served_answers_equal_the_reference(kind: str, tmp_path: Path) -> None:
         write_adapter(file, adapter)
     prompts = [[(7 * i + 3 * length) % 512 for i in range(length)] for length in (1, 2, 31, 32, 50, 100, 130)]
     which = [None if index == 6 else index % 3 for index in range(7)]
-    llm = engine(base)
+    llm = engine(base, additional_config={"preft": {"residual_stream": True}} if declared else {})
     try:
         answers = generate(llm, prompts, [None if one is None else lora_request(str(one), files[one]) for one in which])
     finally:
