@@ -14,7 +14,7 @@ from preft_cli.models import BaseModel
 FOLDER = Path(__file__).parent / "fixtures" / "pyreft"
 BASE = BaseModel(str(FOLDER / "base"), FOLDER / "base")
 EXPECTED: dict[str, list[dict[str, Any]]] = json.loads((FOLDER / "expected.json").read_text())
-"""By kind of intervention: prompts, pyreft's greedy completions, and its log-probabilities with interventions at the prompt's
+"""By kind of intervention: prompts, and pyreft's greedy completions and log-probabilities with interventions at the prompt's
 positions (`prompt`) or at all (`all`)."""
 
 FIRST, LAST = (f"intkey_layer_{layer}_comp_block_output_unit_pos_nunit_1#0.bin" for layer in (0, 2))

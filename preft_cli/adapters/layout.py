@@ -13,7 +13,10 @@ PEFT_BIN_INDEX = "adapter_model.bin.index.json"
 
 PYREFT_CONFIG = "config.json"
 PYREFT_PREFIX = "intkey_"
+# Base parameters that were trained beside the interventions, in each form that transformers writes.
 PYREFT_MODEL = "pytorch_model.bin"
+PYREFT_MODEL_SAFE = "model.safetensors"
+PYREFT_MODEL_INDEXES = ("pytorch_model.bin.index.json", "model.safetensors.index.json")
 # The folder that pyreft's trainer puts into its output folder and into each checkpoint.
 PYREFT_CHECKPOINT = "intervenable_model"
 

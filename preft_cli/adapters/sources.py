@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -18,6 +18,7 @@ from preft_cli.adapters.layout import (
     PREFILL_CONFIG,
     PREFILL_WEIGHTS,
     PYREFT_CHECKPOINT,
+    PYREFT_CONFIG,
     PYREFT_PREFIX,
     TRAINED_CONFIG,
     TRAINED_WEIGHTS,
@@ -50,7 +51,7 @@ def detect(path: Path) -> Kind | Literal["folder"]:
     """The kind of adapter at `path`, or `folder` when it may hold several.
 
     Raises:
-        UserError: nothing there, or something that cannot be read, with what was expected.
+        UserError: nothing there, something that cannot be read, with what was expected, or adapters of several kinds in one.
     """
     if path.is_file():
         if path.suffix == SUFFIX:
@@ -60,15 +61,39 @@ def detect(path: Path) -> Kind | Literal["folder"]:
         raise UserError(f"{path} is not an adapter: {EXPECTED}{hint}")
     if not path.is_dir():
         raise UserError(f"{path} does not exist: {EXPECTED}")
-    if (path / TRAINED_CONFIG).exists() or (path / TRAINED_WEIGHTS).exists():
-        return "trained"
-    if any((path / name).exists() for name in _PEFT_FILES):
-        return "peft"
-    return "pyreft" if _is_pyreft(path) else "folder"
+    held = _held(path)
+    if len(held) > 1:
+        raise UserError(
+            f"{path} holds {' and '.join(held.values())}, and a folder holds one adapter. If they were trained apart, move "
+            "each into a folder of its own; if together, neither computes the same without the other: train one of them alone"
+        )
+    return next(iter(held), "folder")
 
 
+def _held(path: Path) -> dict[Kind, str]:
+    """The kinds of adapters whose files lie in the folder, each in words for people.
+
+    Beside files of one kind, the adapter of a run further in counts as well: either alone would be half of what is there.
+    """
+    held: dict[Kind, str] = {}
+    if file := _first(path, _TRAINED_FILES):
+        held["trained"] = f"a trained adapter ({file})"
+    if file := _first(path, _PEFT_FILES):
+        held["peft"] = f"a PEFT LoRA ({file})"
+    if file := _pyreft_file(path):
+        held["pyreft"] = f"pyreft interventions ({file})"
+    if held and (run := _of_run(path)):
+        held.setdefault(run.kind, f"the {run.kind} adapter {run.path.name}/")
+    return held
+
+
+def _first(path: Path, names: Sequence[str]) -> str | None:
+    return next((name for name in names if (path / name).exists()), None)
+
+
+_TRAINED_FILES = (TRAINED_CONFIG, TRAINED_WEIGHTS)
 _PEFT_FILES = (PEFT_CONFIG, PREFILL_CONFIG, PREFILL_WEIGHTS, PEFT_WEIGHTS, PEFT_BIN, PEFT_INDEX, PEFT_BIN_INDEX)
-_KNOWN = {*_PEFT_FILES, TRAINED_CONFIG, TRAINED_WEIGHTS}
+_KNOWN = {*_PEFT_FILES, *_TRAINED_FILES}
 
 
 def find(path: Path) -> Iterator[Source | Rejected]:
@@ -99,14 +124,14 @@ def _child(entry: Path, folder: Path) -> Source | Rejected:
     run = _of_run(entry)
     if reason := leaves(entry, folder) or (leaves(run.path, folder) if run else None):
         return Rejected(entry, reason)
-    if run:
-        return run
     try:
         kind = detect(entry)
     except UserError as error:
         return Rejected(entry, str(error))
     if kind != "folder":
         return Source(entry, kind)
+    if run:
+        return run
     empty = next(entry.iterdir(), None) is None
     return Rejected(entry, f"{entry} is empty: {EXPECTED}" if empty else f"{entry} is not an adapter: {EXPECTED}")
 
@@ -139,14 +164,16 @@ def _of_run(path: Path) -> Source | None:
         return Source(path / "adapter", "trained")
     inner = path / PYREFT_CHECKPOINT
     # The run of pyreft's example holds the adapter itself, and perhaps such a folder beside it.
-    return Source(inner, "pyreft") if inner.is_dir() and not _is_pyreft(path) and _is_pyreft(inner) else None
+    return Source(inner, "pyreft") if inner.is_dir() and not _pyreft_file(path) and _pyreft_file(inner) else None
 
 
-def _is_pyreft(path: Path) -> bool:
-    if next(path.glob(f"{PYREFT_PREFIX}*"), None) is not None:
-        return True
+def _pyreft_file(path: Path) -> str | None:
+    """The name of the file in the folder that tells of interventions; a `config.json` of anything else does not."""
+    if file := min((found.name for found in path.glob(f"{PYREFT_PREFIX}*")), default=None):
+        return file
     try:
-        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(config, dict) and ("intervention_types" in config or "representations" in config)
+        config = json.loads((path / PYREFT_CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    told = isinstance(config, dict) and ("intervention_types" in config or "representations" in config)
+    return PYREFT_CONFIG if told else None

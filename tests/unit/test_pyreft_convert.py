@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from preft_cli.adapters.pyreft.read import load_pyreft
 from preft_cli.adapters.pyreft.told import Told
 from preft_cli.adapters.sources import default_name, detect, find
 from preft_cli.config.schema import PreftConfig
-from preft_cli.convert.collect import collect
+from preft_cli.convert.collect import Collected, collect
 from preft_cli.convert.results import ConvertResult
 from preft_cli.convert.run import convert, plan_convert
 from preft_cli.errors import UserError
@@ -204,6 +205,55 @@ def test_a_server_lists_them_with_the_reason(facts: BaseFacts, tmp_path: Path) -
     ((path, why),) = collected.rejected
     assert path == served / "raw"
     assert "Say where it shall act, in preft convert: --positions prompt" in why
+
+
+@pytest.mark.parametrize(
+    ("file", "kind"),
+    [
+        ("adapter_config.json", r"a PEFT LoRA \(adapter_config\.json\)"),
+        ("adapter_model.safetensors", r"a PEFT LoRA \(adapter_model\.safetensors\)"),
+        ("preft_config.json", r"a trained adapter \(preft_config\.json\)"),
+    ],
+)
+def test_two_kinds_in_one_folder_are_refused(folder: Path, tmp_path: Path, file: str, kind: str) -> None:
+    """Either alone would be served as if the other were not there."""
+    (folder / file).write_text("{}")
+    expected = rf"holds {kind} and pyreft interventions \(intkey_layer_0.*move each into a folder of its own"
+    with pytest.raises(UserError, match=f"tone {expected}"):
+        detect(folder)
+    assert re.search(expected, reason(convert([folder], CONFIG, tmp_path, told=PROMPT)))
+    assert re.search(expected, reason(convert([folder.parent / "ton*"], CONFIG, tmp_path, told=PROMPT)))
+    ((path, why),) = collect_alone(folder, tmp_path).rejected
+    assert path.name == "tone"
+    assert re.search(expected, why)
+
+
+def collect_alone(folder: Path, tmp_path: Path) -> Collected:
+    """What a server makes of a store with `folder` in it and nothing else."""
+    (tmp_path / "served").mkdir()
+    folder.rename(tmp_path / "served" / folder.name)
+    return collect(tmp_path / "served", fixture.BASE, tmp_path / "cache")
+
+
+def test_a_lora_around_a_checkpoint_is_refused(folder: Path, lora: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(lora, tmp_path / "run")
+    folder.rename(run / "intervenable_model")
+    with pytest.raises(UserError, match=r"a PEFT LoRA .* and the pyreft adapter intervenable_model/"):
+        detect(run)
+    ((_, why),) = collect_alone(run, tmp_path).rejected
+    assert "a folder holds one adapter" in why
+
+
+@pytest.mark.parametrize("text", ['{"model_type": "llama"}', "[]", "{"])
+def test_a_lora_beside_an_unrelated_config(lora: Path, tmp_path: Path, text: str) -> None:
+    folder = shutil.copytree(lora, tmp_path / "tone")
+    (folder / "config.json").write_text(text)
+    assert detect(folder) == "peft"
+    assert one(convert([folder], CONFIG, tmp_path)).method == "lora"
+    assert list(collect_alone(folder, tmp_path).adapters) == ["tone"]
+    (tmp_path / "served" / "tone" / "config.json").write_text('{"representations": []}')
+    with pytest.raises(UserError, match=r"pyreft interventions \(config\.json\)"):
+        detect(tmp_path / "served" / "tone")
 
 
 def test_interventions_of_another_base_model(tmp_path: Path, facts: BaseFacts) -> None:

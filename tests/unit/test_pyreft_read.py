@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from preft_cli.adapters.base import BaseFacts, Loaded
 from preft_cli.adapters.pyreft.read import load_pyreft
@@ -62,11 +63,11 @@ def test_log_probabilities_are_pyrefts_own(
     )
     assert list(adapter.pairs) == ["model.layers.0.residual", "model.layers.2.residual"]
     for case in fixture.EXPECTED[kind]:
-        prompt, completion = case["prompt_ids"], case["completion_ids"]
-        adapted = len(prompt) if positions == "prompt" else len(prompt) + len(completion)
-        found = reference.logprobs(prompt, completion, adapter, adapted)
-        assert (found - torch.tensor(case[positions])).abs().max() < 1e-4, len(prompt)
-        other = torch.tensor(case["all" if positions == "prompt" else "prompt"])
+        prompt, completion = case["prompt_ids"], case[positions]["completion_ids"]
+        adapted = {"prompt": len(prompt), "all": len(prompt) + len(completion)}
+        found = reference.logprobs(prompt, completion, adapter, adapted.pop(positions))
+        assert (found - torch.tensor(case[positions]["logprobs"])).abs().max() < 1e-4, len(prompt)
+        other = reference.logprobs(prompt, completion, adapter, *adapted.values())
         assert (found - other).abs().max() > 1, "the positions matter here"
 
 
@@ -165,10 +166,13 @@ OF = "<class 'pyreft.interventions.{}'>"
         (OF.format("LobireftIntervention"), "LobiReFT adds the same vector"),
         (
             "<class 'pyvene.models.interventions.RotatedSpaceIntervention'>",
-            "class .*RotatedSpaceIntervention are not known",
+            "class .*RotatedSpaceIntervention.* are not known",
         ),
-        ("<class '__main__.DireftIntervention'>", "class __main__.DireftIntervention are not known"),
-        (None, "class .None are not known"),
+        ("<class '__main__.DireftIntervention'>", "class '__main__.DireftIntervention'>\" are not known"),
+        (None, "interventions of the type null are not known"),
+        (1, "interventions of the type 1 are not known"),
+        ("Foo", 'interventions of the type "Foo" are not known'),
+        (["<class 'x'>"], r"interventions of the type \[\"<class 'x'>\"\] are not known"),
     ],
 )
 def test_other_classes_are_refused_by_name(facts: BaseFacts, folder: Path, of_type: Any, message: str) -> None:
@@ -312,6 +316,27 @@ def test_trained_base_weights_are_refused(facts: BaseFacts, folder: Path) -> Non
             load(folder, facts)
 
 
+@pytest.mark.parametrize("file", ["model.safetensors", "model.safetensors.index.json", "pytorch_model.bin.index.json"])
+def test_trained_base_weights_in_other_forms_are_refused(facts: BaseFacts, folder: Path, file: str) -> None:
+    path = folder / file
+
+    def write(**tensors: torch.Tensor) -> None:
+        if file.endswith(".json"):
+            path.write_text(json.dumps({"weight_map": dict.fromkeys(tensors, "model-00001-of-00001.safetensors")}))
+        else:
+            save_file(tensors, path)
+
+    write()
+    load(folder, facts)
+    for size in (4, 4096):
+        write(**{"model.norm.weight": torch.ones(size)})
+        with pytest.raises(UserError, match=rf"tone: {file} holds parameters of the base model that were trained"):
+            load(folder, facts)
+    path.write_bytes(b"half")
+    with pytest.raises(UserError, match=rf"{file} is (truncated|not valid JSON)"):
+        load(folder, facts)
+
+
 def test_weight_decay_that_has_emptied_the_weight(facts: BaseFacts, folder: Path) -> None:
     """In pyreft too, a sign that is less than 1 counts as 0."""
 
@@ -353,6 +378,12 @@ def test_positions_are_asked_for(facts: BaseFacts, folder: Path) -> None:
         "base_model": "meta/base",
         "pyreft": {"interventions": ["direft"], "positions": "prompt", "trained_at": "f3+l3"},
     }
+    with pytest.raises(
+        UserError,
+        match=r"tone: --positions all .* trained at the first 3 and the last 3 prompt tokens \(f3\+l3\).*--positions prompt",
+    ):
+        load(folder, facts, "all")
+    (folder / "args.json").unlink()
     assert "will now act on all tokens" in load(folder, facts, "all").warnings[0]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -48,7 +49,8 @@ def kind_of(path: Path, of_type: Any) -> Intervention:
     if name in REFUSED:
         raise UserError(f"{path}: {REFUSED[name]}")
     if name not in SERVED or module.partition(".")[0] != "pyreft":
-        raise UserError(f"{path}: interventions of the class {module}.{name} are not known; {_ONLY}")
+        # As written there: it need not even be the name of a class.
+        raise UserError(f"{path}: interventions of the type {json.dumps(of_type)} are not known; {_ONLY}")
     return SERVED[name]
 
 

@@ -11,8 +11,9 @@ from engine_patch.errors import PreftError
 from engine_patch.residual import block_of, stream_of
 from engine_patch.rule import is_prefill_only
 from preft_cli.adapters.base import BaseFacts, Loaded
-from preft_cli.adapters.files import load_plain_bin
-from preft_cli.adapters.layout import PYREFT_MODEL
+from preft_cli.adapters.files import load_plain_bin, load_safetensors
+from preft_cli.adapters.json_file import read_json
+from preft_cli.adapters.layout import PYREFT_MODEL, PYREFT_MODEL_INDEXES, PYREFT_MODEL_SAFE
 from preft_cli.adapters.pairs import check_against_base
 from preft_cli.adapters.pyreft.config import read_places
 from preft_cli.adapters.pyreft.place import Place
@@ -66,12 +67,21 @@ def _stream(place: Place, base: BaseFacts, file: Path) -> str:
 
 def _check_model(folder: Path) -> None:
     """pyreft's trainer writes the base model's trained parameters as well, most often none."""
-    path = folder / PYREFT_MODEL
-    if path.is_file() and (path.stat().st_size > _NO_TENSORS or load_plain_bin(path)):
-        raise UserError(
-            f"{folder}: {PYREFT_MODEL} holds parameters of the base model that were trained with the interventions; adapters "
-            "leave the base model as it is. Train again with the base model frozen"
-        )
+    for name in (PYREFT_MODEL, PYREFT_MODEL_SAFE, *PYREFT_MODEL_INDEXES):
+        if (folder / name).is_file() and _holds_tensors(folder / name):
+            raise UserError(
+                f"{folder}: {name} holds parameters of the base model that were trained with the interventions; adapters "
+                "leave the base model as it is. Train again with the base model frozen"
+            )
+
+
+def _holds_tensors(path: Path) -> bool:
+    if path.name in PYREFT_MODEL_INDEXES:
+        return bool(read_json(path).get("weight_map"))
+    # A file this large need not be read to know.
+    if path.stat().st_size > _NO_TENSORS:
+        return True
+    return bool(load_safetensors(path) if path.name == PYREFT_MODEL_SAFE else load_plain_bin(path))
 
 
 def _check_alive(folder: Path, pairs: dict[str, LowRankPair]) -> None:

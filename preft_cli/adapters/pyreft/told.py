@@ -74,18 +74,25 @@ def require_positions(folder: Path, told: Told, recorded: Recorded) -> Positions
     """At which positions it is going to act.
 
     Raises:
-        UserError: nobody has said so.
+        UserError: nobody has said so, or it was trained on prompt tokens and is to act on completions too.
     """
+    if told.positions == "all" and recorded.position:
+        raise UserError(
+            f"{folder}: --positions all lets it act on completions, and it was trained at {in_words(recorded.position)} "
+            "(args.json). Convert it with --positions prompt (all prompt tokens, as direftp), which changes what it computes too"
+        )
     if told.positions is not None:
         return told.positions
-    known = (
-        f"it was trained at {in_words(recorded.position)} (args.json), which is not served"
-        if recorded.position
-        else "pyreft does not record at which positions it was trained"
-    )
+    prompt = "--positions prompt (all prompt tokens, as direftp)"
+    if recorded.position:
+        raise UserError(
+            f"{folder}: it was trained at {in_words(recorded.position)} (args.json), which is not served. To have it act on "
+            f"the whole prompt, which changes what it computes, say so in preft convert: {prompt}"
+        )
     raise UserError(
-        f"{folder}: {known}. Say where it shall act, in preft convert: --positions prompt (all prompt tokens, as direftp) or "
-        "--positions all (every token, as direft); other positions than those of its training change what it computes"
+        f"{folder}: pyreft does not record at which positions it was trained. Say where it shall act, in preft convert: "
+        f"{prompt} or --positions all (every token, as direft); other positions than those of its training change what it "
+        "computes"
     )
 
 
