@@ -43,8 +43,9 @@ def hook_streams(manager: Any, declared: bool) -> dict[str, ResidualStream]:
     Raises:
         PreftError: decoder blocks that are not those which were tested, or a declared model of which nobody can tell its blocks.
     """
-    config = manager.model.config
-    blocks = decoder_blocks(manager.model, config.num_hidden_layers)
+    whole = manager.model.config
+    config = whole.get_text_config() if hasattr(whole, "get_text_config") else whole  # of a multimodal model
+    blocks = decoder_blocks(manager.model, getattr(config, "num_hidden_layers", 0))
     kinds = {type(block).__name__ for block in blocks.values()}
     if kinds == {DECODER_LAYERS.get(config.model_type)}:
         contract.check(tuple(one for one in contract.DECODER_SYMBOLS if one.name.partition(".")[0] in kinds))

@@ -188,6 +188,17 @@ def test_an_unknown_architecture_has_no_streams_unless_declared(layer: type[nn.M
     assert len(streams.hook_streams(manager(layer, model_type)[0], declared=True)) == 2
 
 
+def test_an_engine_starts_whatever_its_config_looks_like() -> None:
+    """Base models without a number of layers, or with one in the part of their config that is about text."""
+    found, _ = manager(LlamaDecoderLayer, "llama")
+    text = found.model.config
+    found.model.config = SimpleNamespace(get_text_config=lambda: text)
+    assert len(streams.hook_streams(found, declared=False)) == 2
+    found, _ = manager(LlamaDecoderLayer, "llama")
+    found.model.config = SimpleNamespace(model_type="odd")
+    assert streams.hook_streams(found, declared=False) == {}
+
+
 def test_a_declaration_that_is_not_true_ends_the_start() -> None:
     found, _ = manager(OtherLayer, "gemma")
     streams.hook_streams(found, declared=True)
