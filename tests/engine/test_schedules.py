@@ -83,9 +83,10 @@ def test_20_random_schedules_on_the_real_small_model() -> None:
         Run("--model", "smollm2-135m", "--schedules", 10, "--asks", 4, "--seed", 1000 + i, "--engine", i)
         for i in (0, 2)
     ]
-    for report in [run.report() for run in engines]:
+    reports = [run.report() for run in engines]
+    for report in reports:
         assert (report["schedules"], report["misses"]) == (10, 0), report["said"]
-        assert report["mixed_steps"] > 20
+    assert sum(report["mixed_steps"] for report in reports) > 40
 
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="needs a core for each worker")
