@@ -50,8 +50,11 @@ def decoder_blocks(model: Any, num_layers: int) -> dict[str, Any]:
 
 def unknown(model_type: str | None) -> str:
     """Why no DiReFT adapter is served or trained on a base model of this type, and what to do."""
+    if own := DECODER_LAYERS.get(model_type or ""):
+        which = f"of a {model_type!r} model it is known only where its decoder layers are one list of vLLM's {own}"
+    else:
+        which = f"that of the architecture {model_type!r} is not known (known: {', '.join(DECODER_LAYERS)})"
     return (
-        f"DiReFT acts on the residual stream, and that of the architecture {model_type!r} is not known"
-        f" (known: {', '.join(DECODER_LAYERS)}); if vLLM's decoder layers of it return (hidden, residual), whose sum is the"
-        " stream, say so with model.residual_stream: true"
+        f"DiReFT acts on the residual stream, and {which}; if vLLM's decoder layers of it return (hidden, residual), whose"
+        " sum is the stream, say so with model.residual_stream: true"
     )

@@ -17,7 +17,7 @@ from engine_patch.adapter import Adapter, LowRankPair
 from engine_patch.base_model import BaseFingerprint
 from engine_patch.errors import PreftError
 from engine_patch.kernels.reference import scale_to_bits
-from engine_patch.residual import block_of, decoder_blocks, is_stream, stream_of
+from engine_patch.residual import block_of, decoder_blocks, is_stream, stream_of, unknown
 from engine_patch.store.file import read_adapter, read_header, write_adapter
 from tests.unit.tiny_llama import assert_same
 
@@ -135,6 +135,11 @@ def test_what_is_no_plain_list_of_decoder_blocks_has_none() -> None:
     assert decoder_blocks(tiny("gpt2"), 3) == {}
     towers = nn.ModuleDict({name: nn.ModuleDict({"layers": nn.ModuleList([nn.Identity()])}) for name in "ab"})
     assert decoder_blocks(towers, 1) == {}  # which of both?
+
+
+def test_why_a_model_has_no_streams_names_its_architecture_or_what_is_odd_about_it() -> None:
+    assert "architecture 'gemma' is not known (known: llama, qwen2, qwen3)" in unknown("gemma")
+    assert "of a 'llama' model it is known only where" in unknown("llama")
 
 
 streams = pytest.importorskip("engine_patch.pool.streams")
