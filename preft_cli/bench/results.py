@@ -6,14 +6,14 @@ import statistics
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from engine_patch.store.atomic import atomic_write
 from preft_cli.config.schema import PreftConfig
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION: Literal[2] = 2
 
 
 class Record(BaseModel):
@@ -34,19 +34,63 @@ class Spread(Record):
         """The spread of at least one value."""
         return cls(median=statistics.median(values), low=min(values), high=max(values))
 
-    def over(self, other: Spread) -> Spread:
-        """Ratio of two spreads. The range is the widest that any two repetitions give: arms ran at different times."""
-        return Spread(median=self.median / other.median, low=self.low / other.high, high=self.high / other.low)
+
+class Percentiles(Record):
+    """Of one latency over the requests of a repetition, in milliseconds."""
+
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+
+
+class Latency(Record):
+    """What users of the server waited for; `bench.mode: online` only."""
+
+    ttft_ms: Percentiles
+    """Time to the first token."""
+    tpot_ms: Percentiles
+    """Time for each further token of a request, its mean."""
+    itl_ms: Percentiles
+    """Time between two tokens."""
+    e2el_ms: Percentiles
+    """From request to last token."""
+    goodput: float | None
+    """Requests a second within all limits of `bench.load.goodput`; None without limits."""
+
+
+class Counters(Record):
+    """What the engine counted during one repetition."""
+
+    preemptions: int
+    prompt_tokens: int
+    prefix_cache_queries: int
+    """Tokens looked up in the prefix cache."""
+    prefix_cache_hits: int
+    adapter_loads: dict[str, int] | None
+    """Adapters that had to be brought into each tier (`device`, `host`), over all workers; None for the stock engine, which
+    does not count them."""
+
+    @property
+    def prefix_cache_hit_rate(self) -> float:
+        """Share of looked-up tokens that were there."""
+        return self.prefix_cache_hits / self.prefix_cache_queries if self.prefix_cache_queries else 0.0
 
 
 class Repetition(Record):
-    """One timed pass over all requests."""
+    """One timed pass over a set of requests."""
 
+    number: int
+    """Which set of requests; the same number is the same requests in every arm."""
+    block: int = 0
+    """Engines with the same number took turns: repetitions of one block are seconds apart."""
     seconds: float
     requests: int
     tokens_asked: int
     tokens_produced: int
     failures: int
+    counters: Counters
+    latency: Latency | None = None
 
     @property
     def requests_per_second(self) -> float:
@@ -64,43 +108,52 @@ class AdapterSet(Record):
 
     format: str
     count: int
-    rank: int
+    ranks: list[int]
+    """Adapter i has rank `ranks[i % len(ranks)]`."""
     bytes: int
     """Size of all files."""
     weights_digest: str
     """SHA-256 over all weights, whatever the form and method of the files: equal for arms with the same adapters."""
 
 
-class WorkerResult(Record):
-    """What an arm's process reports."""
+class Started(Record):
+    """What an engine says of itself once it is up."""
 
-    arm: str
     requests_digest: str
     """Of the requests as the process read them."""
     start_seconds: float
-    """From the call of `vllm.LLM` to its return."""
+    """From the call of `vllm.LLM` to its return, or from the server's start to its first good answer."""
     engine: dict[str, Any]
     """Settings as the engine resolved them."""
     patch: list[dict[str, Any]]
-    """Status of preft's engine plugin in each worker; empty for the stock engine."""
-    repetitions: list[Repetition] = Field(min_length=1)
-    failed: list[str]
-    """The first failures, in words."""
+    """Status of preft's engine plugin in each process of the engine; empty for the stock engine."""
 
 
-class ArmResult(WorkerResult):
+class ArmResult(Record):
     """One arm: how it was set up, and what came out."""
 
+    arm: str
     description: str
+    variant: str | None
+    """Which settings of the arm these are, where several were tried; the best counts."""
+    tried: dict[str, Spread]
+    """Requests a second with each of the settings that were tried."""
     engine_args: dict[str, Any]
     environment: dict[str, str | None]
     adapters: AdapterSet | None
+    started: list[Started] = Field(min_length=1)
+    """One for each start of the engine."""
+    repetitions: list[Repetition] = Field(min_length=1)
+    again: list[Repetition]
+    """The first requests of a block once more at its end: with the same work, the same time."""
     requests_per_second: Spread
     output_tokens_per_second: Spread
     seconds: Spread
     failures: int
-    log: str
-    """Name of the log file, beside the result."""
+    failed: list[str]
+    """The first failures, in words."""
+    logs: list[str]
+    """Names of the log files, beside the result."""
 
 
 class Hardware(Record):
@@ -116,33 +169,34 @@ class Hardware(Record):
 class BenchResult(Record):
     """The whole benchmark."""
 
-    schema_version: int = SCHEMA_VERSION
+    schema_version: Literal[2] = SCHEMA_VERSION
     created: datetime
+    seconds: float
+    """All of it, with starts."""
+    command: list[str]
+    """The command line that made it."""
+    preset: str | None
     config: PreftConfig
     """As resolved: defaults filled in, overrides applied."""
     model: str
     random_weights: bool
     device: str
+    prefix_caching: bool
     versions: dict[str, str]
     hardware: Hardware
     commit: str | None
     arms: dict[str, ArmResult]
     ratios: dict[str, Spread]
-    """Requests a second of one arm over another's: `"lorap/base"`."""
+    """Requests a second of one arm over another's: `"lorap/base"`. Each is the median, lowest and highest of the ratios of
+    repetitions that lie beside each other."""
+    order: list[str]
+    """Arms in the order in which they were measured, one entry a repetition."""
+    same_seed: dict[str, float]
+    """Speed of the same requests the second time over the first, one value an arm; far from 1, something is warm or noisy."""
     failures: int
     notes: list[str]
     path: Path | None = Field(None, exclude=True)
     """Where the result was written; not part of it."""
-
-
-def ratios(arms: dict[str, Spread]) -> dict[str, Spread]:
-    """Throughput ratios of every ordered pair of arms whose first is not the base arm."""
-    return {
-        f"{first}/{second}": arms[first].over(arms[second])
-        for first in arms
-        for second in arms
-        if first not in (second, "base") and arms[second].low > 0
-    }
 
 
 def write_json(record: Record, path: Path) -> None:
