@@ -1,16 +1,22 @@
-"""Adapters made for one arm: distinct files of small random weights, the same weights in every arm."""
+"""Adapters made for a benchmark: distinct files of small random weights, the same weights in every arm of a kind."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
-from dataclasses import replace
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import lru_cache
+from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from engine_patch.residual import is_stream
 from engine_patch.rule import parts
-from preft_cli.bench.arms import ArmKind
+from preft_cli.bench.arms import ARMS, AdapterFormat
+from preft_cli.bench.footprint import ITEM_BYTES
 from preft_cli.bench.plan import BenchPlan
 from preft_cli.bench.results import AdapterSet
 from preft_cli.errors import UserError
@@ -23,59 +29,111 @@ if TYPE_CHECKING:
     from engine_patch.adapter import Adapter
 
 WEIGHT_SCALE = 0.01
-"""Standard deviation of A and B: far from zero, so that nothing is skipped, and too small to blow up activations."""
+"""Standard deviation of the weights: far from zero, so that nothing is skipped, and too small to blow up activations."""
+
+POOL_ELEMENTS = 1 << 25
+"""Random numbers that adapters take their weights from. Drawing each anew would take longer than writing the files."""
+
+MANY = 64
+"""From so many adapters on, several processes make them."""
 
 TORCH_DTYPES = {"float32": "float32", "float16": "float16", "bfloat16": "bfloat16", "auto": "bfloat16"}
 
 
+class Form(NamedTuple):
+    """One way to write adapters: arms of the same form share the files."""
+
+    adapters: AdapterFormat
+    method: str
+
+    @classmethod
+    def of(cls, arm: str) -> Form | None:
+        """The form that an arm loads; None for an arm without adapters."""
+        kind = ARMS[arm]
+        return None if kind.method is None else cls(kind.adapters, kind.method)
+
+
+class Made(NamedTuple):
+    """The adapters of one form."""
+
+    paths: list[Path]
+    described: AdapterSet
+
+
+class Task(NamedTuple):
+    """What a process needs to know to make an adapter."""
+
+    base: BaseModel
+    modules: Modules
+    form: Form
+    ranks: list[int]
+    seed: int
+    dtype: str
+    folder: Path
+
+
 def make_adapters(
-    kind: ArmKind,
-    plan: BenchPlan,
-    base: BaseModel,
-    folder: Path,
-    dtype: str,
-    on_file: Callable[[], None] = lambda: None,
-) -> tuple[list[Path], AdapterSet]:
-    """Write the arm's adapters to `folder` and describe them.
+    plan: BenchPlan, base: BaseModel, form: Form, folder: Path, on_file: Callable[[], None] = lambda: None
+) -> Made:
+    """Write the adapters of one form to `folder` and describe them.
 
     Args:
-        kind: the arm, which says in what form and with what method.
-        dtype: the config's name of the weights' type.
         on_file: called after each file.
 
     Raises:
-        UserError: if two adapters are the same: caches would flatter the arm.
+        UserError: if two adapters are the same (caches would flatter the arm), or the disk is too small.
     """
+    dtype = TORCH_DTYPES[plan.arms[0].engine_args["dtype"]]
     modules = modules_of(base, plan.residual_stream)
+    task = Task(base, modules, form, plan.ranks, plan.seed, dtype, folder)
+    require_space(task, plan.num_adapters)
     paths, digests = [], []
-    for index in range(plan.num_adapters):
-        adapter = random_adapter(
-            base, modules, kind.method or "lora", plan.rank, (plan.seed << 20) + index, TORCH_DTYPES[dtype]
-        )
-        # Without the method: lora and lorap have the same weights, and differ in how they serve and in nothing else.
-        digests.append(replace(adapter, method=adapter.method.replace("p", "")).digest())
-        paths.append(write(adapter, kind, folder / f"adapter-{index:05d}"))
+    for path, digest in made_in_turn(task, plan.num_adapters):
+        paths.append(path)
+        digests.append(digest)
         on_file()
     check_distinct(paths, digests)
-    return paths, AdapterSet(
-        format=kind.adapters,
+    described = AdapterSet(
+        format=form.adapters,
         count=len(paths),
-        rank=plan.rank,
+        ranks=plan.ranks,
         bytes=sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()),
         weights_digest=hashlib.sha256("\n".join(digests).encode()).hexdigest(),
     )
+    return Made(paths, described)
+
+
+def made_in_turn(task: Task, count: int) -> Iterator[tuple[Path, str]]:
+    """Path and digest of each adapter, made by this process or, if they are many, by several."""
+    if count < MANY:
+        yield from (make_one(task, index) for index in range(count))
+        return
+    processes = max(1, min(16, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1))
+    # A fork would take over torch's threads in an unknown state.
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        yield from pool.map(make_one, [task] * count, range(count), chunksize=8)
+
+
+def make_one(task: Task, index: int) -> tuple[Path, str]:
+    """Write adapter `index`; its path, and the digest of its weights whatever their form."""
+    rank = task.ranks[index % len(task.ranks)]
+    adapter = random_adapter(task.base, task.modules, task.form.method, rank, (task.seed << 20) + index, task.dtype)
+    return write(adapter, task.form, task.folder / f"adapter-{index:05d}"), weights_digest(adapter)
 
 
 def random_adapter(base: BaseModel, modules: Modules, method: str, rank: int, seed: int, dtype: str) -> Adapter:
-    """Small random weights for every module that `method` acts on."""
+    """Small random weights for every module that `method` acts on: windows into one pool of them, drawn from `seed`."""
     import torch
 
     from engine_patch.adapter import Adapter, LowRankPair
 
     generator = torch.Generator().manual_seed(seed)
+    pool = weight_pool(dtype)
 
     def weights(*shape: int) -> torch.Tensor:
-        return (torch.randn(shape, generator=generator) * WEIGHT_SCALE).to(getattr(torch, dtype))
+        size = torch.Size(shape).numel()
+        start = int(torch.randint(len(pool) - size, (1,), generator=generator))
+        return pool[start : start + size].reshape(shape).clone()  # safetensors refuses tensors that share memory
 
     shapes = (modules.linear if "lora" in parts(method) else {}) | (
         modules.streams if "direft" in parts(method) else {}
@@ -92,9 +150,30 @@ def random_adapter(base: BaseModel, modules: Modules, method: str, rank: int, se
     return Adapter(method=method, base=base.fingerprint, pairs=pairs, meta={"source": "preft bench"})
 
 
-def write(adapter: Adapter, kind: ArmKind, stem: Path) -> Path:
-    """Write one adapter in the arm's form; returns the path of the file or folder."""
-    if kind.adapters == "preft":
+@lru_cache(maxsize=1)
+def weight_pool(dtype: str) -> torch.Tensor:
+    """The random numbers, the same in every process."""
+    import torch
+
+    drawn = torch.randn(POOL_ELEMENTS, generator=torch.Generator().manual_seed(0))
+    return (drawn * WEIGHT_SCALE).to(getattr(torch, dtype))
+
+
+def weights_digest(adapter: Adapter) -> str:
+    """SHA-256 of the weights under their names."""
+    from engine_patch.adapter import tensor_bytes
+
+    digest = hashlib.sha256()
+    for name, pair in adapter.pairs.items():
+        for part, tensor in pair.tensors.items():
+            digest.update(json.dumps([name, part, list(tensor.shape)]).encode())
+            digest.update(tensor_bytes(tensor))
+    return digest.hexdigest()
+
+
+def write(adapter: Adapter, form: Form, stem: Path) -> Path:
+    """Write one adapter in its form; returns the path of the file or folder."""
+    if form.adapters == "preft":
         from engine_patch.store.file import write_adapter
 
         path = stem.with_name(f"{stem.name}.preft")
@@ -104,6 +183,23 @@ def write(adapter: Adapter, kind: ArmKind, stem: Path) -> Path:
 
     write_peft(stem, adapter)
     return stem
+
+
+def require_space(task: Task, count: int) -> None:
+    """Find out now, not after minutes of writing, that the disk is too small.
+
+    Raises:
+        UserError: says how much is missing, and how to use another disk.
+    """
+    shapes = task.modules.linear if "lora" in parts(task.form.method) else task.modules.streams
+    rank_bytes = sum(map(sum, shapes.values())) * ITEM_BYTES[task.dtype]
+    needed = sum(task.ranks[index % len(task.ranks)] for index in range(count)) * rank_bytes
+    free = shutil.disk_usage(task.folder).free
+    if needed > free:
+        raise UserError(
+            f"bench: {count} adapters of this kind take {needed / 1e9:.1f} GB, and {task.folder.parent} has"
+            f" {free / 1e9:.1f} GB free; set TMPDIR to a larger disk, or lower bench.num_adapters or bench.rank"
+        )
 
 
 def check_distinct(paths: list[Path], digests: list[str]) -> None:

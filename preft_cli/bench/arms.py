@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from engine_patch.rule import is_prefill_only
+from preft_cli.bench.device import Device
 from preft_cli.config.schema import BenchConfig
 from preft_cli.errors import UserError
 from preft_cli.serving.adapters import LORA_RANKS
@@ -27,17 +29,26 @@ class ArmKind:
     plugin: bool
     """Whether preft's engine plugin is on. Without it the arm is the stock engine."""
 
+    @property
+    def adapts_all_tokens(self) -> bool:
+        """Then a request holds its adapter's slot to its end."""
+        return self.method is not None and not is_prefill_only(self.method)
+
 
 ARMS: dict[str, ArmKind] = {
     BASE: ArmKind("stock engine, no adapters", "none", None, plugin=False),
     "lora": ArmKind("stock engine, its own multi-LoRA, all tokens adapted", "peft", "lora", plugin=False),
     "lorap": ArmKind("preft, LoRA on prompt tokens", "preft", "lorap", plugin=True),
     "direftp": ArmKind("preft, DiReFT on prompt tokens", "preft", "direftp", plugin=True),
+    "direft": ArmKind("preft, DiReFT on all tokens", "preft", "direft", plugin=True),
 }
+
+SHARED_GRAPHS = {"compilation_config": {"cudagraph_specialize_lora": False}}
+"""One set of CUDA graphs, with LoRA, for all batches; by default vLLM has further sets for fewer or no adapters."""
 
 
 def ordered(arms: list[str]) -> list[str]:
-    """The arms to run, in order: as asked for, with `base` first where it was left out.
+    """The arms to run, in order: as asked for, with `base` put first.
 
     Raises:
         UserError: for an arm named twice, or one that does not exist.
@@ -47,18 +58,27 @@ def ordered(arms: list[str]) -> list[str]:
             raise UserError(f"bench.arms: there is no arm {arm!r}; known: {', '.join(ARMS)}", exit_code=2)
     if len(set(arms)) != len(arms):
         raise UserError(f"bench.arms: an arm is named twice in {', '.join(arms)}; name each once", exit_code=2)
-    return arms if BASE in arms else [BASE, *arms]
+    return [BASE, *(arm for arm in arms if arm != BASE)]
+
+
+def variants(arm: str, device: Device) -> dict[str | None, dict[str, Any]]:
+    """Settings of the arm that are tried, by name: the better one counts. Most arms have one, without a name."""
+    if arm == "lora" and device == "gpu":
+        return {"specialised graphs": {}, "shared graphs": SHARED_GRAPHS}
+    return {None: {}}
 
 
 def adapter_args(kind: ArmKind, bench: BenchConfig) -> dict[str, Any]:
     """Engine arguments that the arm has beyond the shared ones."""
     if kind.adapters == "none":
         return {}
-    slots = min(bench.gpu_slots, bench.num_adapters)
+    ranks = bench.rank if isinstance(bench.rank, list) else [bench.rank]
+    slots = (bench.lora_slots or bench.num_adapters) if kind.adapts_all_tokens else bench.gpu_slots
+    slots = min(slots, bench.num_adapters)
     args: dict[str, Any] = {
         "enable_lora": True,
         "max_loras": slots,
-        "max_lora_rank": next(rank for rank in LORA_RANKS if rank >= bench.rank),
+        "max_lora_rank": next(rank for rank in LORA_RANKS if rank >= max(ranks)),
     }
     if not kind.plugin:
         # All adapters stay in host memory: files are read once, in the warm-up. The plugin's worker sizes its pool so.

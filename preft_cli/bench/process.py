@@ -1,4 +1,4 @@
-"""Run one arm's process, follow it, and leave nothing of it behind."""
+"""The process of one engine: start it, have it measure, and leave nothing of it behind."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Literal
 
-from preft_cli.bench.results import WorkerResult
-from preft_cli.bench.worker import Progress, WorkerSpec
+from preft_cli.bench.engine import EngineSpec
+from preft_cli.bench.worker import Event, WorkerSpec
 from preft_cli.errors import UserError
 
 COMMAND = (sys.executable, "-m", "preft_cli.bench.worker")
@@ -21,92 +22,118 @@ COMMAND = (sys.executable, "-m", "preft_cli.bench.worker")
 SILENCE_S = 3600.0
 """A process that ends no phase for this long is taken for stuck. Large models take many minutes to start."""
 
-POLL_S = 0.1
+POLL_S = 0.05
 STOP_S = 10.0
-"""Seconds between asking a process group to stop and killing it."""
+"""Seconds that a process group has to end when it is told to, and again when it is sent a signal, before it is killed."""
 
 QUOTED_LINES = 12
 
 
-def run_worker(
-    spec: WorkerSpec,
-    environment: dict[str, str | None],
-    folder: Path,
-    log: Path,
-    *,
-    on_progress: Callable[[Progress], None] = lambda progress: None,
-    silence_s: float = SILENCE_S,
-    command: Sequence[str] = COMMAND,
-) -> WorkerResult:
-    """Run `spec` in a fresh process.
+class EngineProcess:
+    """A fresh process with the engine of one arm."""
 
-    Args:
-        environment: set on top of this process' environment; None removes a variable.
-        folder: scratch folder for the files that the two processes exchange.
-        log: everything that the process and its engine print.
-        on_progress: called for each phase that ended.
+    def __init__(
+        self,
+        name: str,
+        spec: EngineSpec,
+        environment: dict[str, str | None],
+        requests: Path,
+        log: Path,
+        *,
+        silence_s: float = SILENCE_S,
+        command: Sequence[str] = COMMAND,
+    ) -> None:
+        """Start it; `wait` tells when it is ready.
 
-    Raises:
-        UserError: if it fails or is stuck, with the log's last lines and path.
-    """
-    spec_path, result_path = folder / "spec.json", folder / "result.json"
-    spec_path.write_text(spec.model_dump_json(indent=2))
-    spec.progress.touch()
-    with log.open("wb") as output:
-        # A session of its own: Ctrl-C reaches us alone, and we end the whole group, engine processes included.
-        process = subprocess.Popen(
-            [*command, str(spec_path), str(result_path)],
-            stdin=subprocess.PIPE,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=merged(environment),
-            start_new_session=True,
-        )
-        try:
-            code = follow(process, spec.progress, on_progress, silence_s)
-        finally:
-            stop(process)
-    if code is None:
-        raise UserError(f"bench arm {spec.arm}: no progress for {silence_s:.0f} s, stopped.\n{quote(log)}")
-    if code != 0 or not result_path.exists():
-        raise UserError(f"bench arm {spec.arm}: its process ended with {ending(code)}.\n{quote(log)}")
-    return WorkerResult.model_validate_json(result_path.read_text())
+        Args:
+            name: of the engine, for messages.
+            environment: set on top of this process' environment; None removes a variable.
+            requests: a `Workload` as JSON.
+            log: everything that the process and its engine print.
+        """
+        self.name, self.log, self._silence_s = name, log, silence_s
+        spec_path, events = spec.scratch / "spec.json", spec.scratch / "events.jsonl"
+        events.touch()
+        spec_path.write_text(WorkerSpec(engine=spec, requests=requests, events=events).model_dump_json(indent=2))
+        self._events, self._pending = events.open(), ""
+        with log.open("wb") as output:
+            # A session of its own: Ctrl-C reaches us alone, and we end the whole group, engine processes included.
+            self._process = subprocess.Popen(
+                [*command, str(spec_path)],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=merged(environment),
+                start_new_session=True,
+            )
 
+    def measure(self, number: int) -> Event:
+        """Have it answer the requests of repetition `number`.
 
-def follow(
-    process: subprocess.Popen[bytes], progress: Path, on_progress: Callable[[Progress], None], silence_s: float
-) -> int | None:
-    """Pass on the process' progress until it ends; its exit code, or None when it fell silent."""
-    heard = time.monotonic()
-    with progress.open() as lines:
-        pending = ""
+        Raises:
+            UserError: as `wait` does.
+        """
+        self._tell(f"measure {number}")
+        return self.wait("measured")
+
+    def wait(self, phase: Literal["started", "warm", "measured"]) -> Event:
+        """Wait for the end of a phase.
+
+        Raises:
+            UserError: the process ended or fell silent; with the log's last lines and path.
+        """
+        heard = time.monotonic()
         while True:
-            code = process.poll()
-            pending += lines.read()
-            *whole, pending = pending.split("\n")
-            for line in whole:
-                on_progress(Progress.model_validate_json(line))
-                heard = time.monotonic()
+            code = self._process.poll()  # before reading: what it said last is not missed
+            if event := self._read():
+                assert event.phase == phase, f"{self.name}: {event.phase} instead of {phase}"
+                return event
             if code is not None:
-                return code
-            if time.monotonic() - heard > silence_s:
-                return None
+                raise UserError(f"bench arm {self.name}: its process ended with {ending(code)}.\n{quote(self.log)}")
+            if time.monotonic() - heard > self._silence_s:
+                raise UserError(
+                    f"bench arm {self.name}: no progress for {self._silence_s:.0f} s, stopped.\n{quote(self.log)}"
+                )
             time.sleep(POLL_S)
 
+    def stop(self, *, idle: bool = True) -> None:
+        """End the process' whole group, politely first: an engine that is killed leaves its shared memory behind.
 
-def stop(process: subprocess.Popen[bytes]) -> None:
-    """End the process' whole group, politely first: an engine that is killed leaves its shared memory behind."""
-    if process.poll() is None:
-        signal_group(process.pid, signal.SIGTERM)
-    deadline = time.monotonic() + STOP_S
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(STOP_S)
-    while signal_group(process.pid, 0) and time.monotonic() < deadline:
-        time.sleep(POLL_S)
-    signal_group(process.pid, signal.SIGKILL)
-    process.wait()
-    if process.stdin:
-        process.stdin.close()
+        Args:
+            idle: whether it waits for a command, and can be told to leave; else it is sent a signal at once.
+        """
+        if idle:
+            self._tell("stop")
+            self._leave(STOP_S)
+        signal_group(self._process.pid, signal.SIGTERM)
+        self._leave(STOP_S)
+        signal_group(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._events.close()
+        if self._process.stdin:
+            with suppress(BrokenPipeError):
+                self._process.stdin.close()
+
+    def _leave(self, within_s: float) -> None:
+        """Give the whole group time to end."""
+        deadline = time.monotonic() + within_s
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(within_s)
+        while signal_group(self._process.pid, 0) and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+
+    def _tell(self, command: str) -> None:
+        assert self._process.stdin
+        with suppress(BrokenPipeError):  # it has ended: waiting for its answer says so
+            self._process.stdin.write(f"{command}\n".encode())
+            self._process.stdin.flush()
+
+    def _read(self) -> Event | None:
+        self._pending += self._events.readline()
+        if not self._pending.endswith("\n"):
+            return None
+        line, self._pending = self._pending, ""
+        return Event.model_validate_json(line)
 
 
 def signal_group(group: int, number: int) -> bool:

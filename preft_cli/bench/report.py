@@ -13,14 +13,7 @@ from preft_cli.console import out, say, warn
 
 def print_result(result: BenchResult) -> None:
     """Print arms, ratios and where the result lies; failures as warnings."""
-    bench = result.config.bench
-    out.print(
-        f"{Path(result.model).name} on {result.device}: {bench.num_requests} requests of {bench.prompt_len} +"
-        f" {bench.output_len} tokens, {bench.num_adapters} adapters of rank {bench.rank},\n"
-        f"median of {bench.repeats} repetitions, ratios with their range",
-        markup=False,
-        highlight=False,
-    )
+    out.print(title(result), markup=False, highlight=False, soft_wrap=True)
     out.print(table(result))
     for note in result.notes:
         say(f"note: {note}")
@@ -31,6 +24,23 @@ def print_result(result: BenchResult) -> None:
         warn(f"{result.failures} requests failed: these numbers are not to be used")
     if result.path is not None:
         say(f"result: {result.path}")
+
+
+def title(result: BenchResult) -> str:
+    """Two lines: what was asked of whom."""
+    bench = result.config.bench
+    prompts = bench.prompts.name if bench.prompts else f"{length(bench.prompt_len)} tokens"
+    ranks = bench.rank if isinstance(bench.rank, list) else [bench.rank]
+    return (
+        f"{Path(result.model).name} on {result.device}, {bench.mode}: {bench.num_requests} requests of {prompts} +"
+        f" {length(bench.output_len)} tokens,\n{bench.num_adapters} adapters of rank {', '.join(map(str, ranks))};"
+        f" median of {bench.repeats} repetitions, ratios with their range"
+    )
+
+
+def length(tokens: int | list[int]) -> str:
+    """`64`, or `8 to 512`."""
+    return f"{tokens[0]} to {tokens[1]}" if isinstance(tokens, list) else str(tokens)
 
 
 def table(result: BenchResult) -> Table:
@@ -51,7 +61,7 @@ def cells(name: str, arm: ArmResult, result: BenchResult) -> list[str]:
         speed(arm.output_tokens_per_second.median),
         ratio(result.ratios.get(f"{name}/base")),
         ratio(result.ratios.get(f"{name}/lora")),
-        f"{arm.start_seconds:.0f}s",
+        f"{arm.started[0].start_seconds:.0f}s",
         str(arm.failures),
     ]
 

@@ -129,6 +129,28 @@ class Started(Record):
     """Status of preft's engine plugin in each process of the engine; empty for the stock engine."""
 
 
+class EngineRun(Record):
+    """What one engine did in one block."""
+
+    started: list[Started]
+    """One, or none if it was alive already."""
+    repetitions: list[Repetition]
+    again: list[Repetition]
+    failures: int
+    """Requests that failed, those of the warm-up among them."""
+    failed: list[str]
+    """The first failures, in words."""
+    log: str
+
+
+class BlockRun(Record):
+    """What was measured in one block."""
+
+    order: list[str]
+    """Engines as they took turns."""
+    engines: dict[str, EngineRun]
+
+
 class ArmResult(Record):
     """One arm: how it was set up, and what came out."""
 

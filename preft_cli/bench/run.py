@@ -1,73 +1,100 @@
-"""`preft bench`: run the arms in turn, compare them, write the result."""
+"""`preft bench`: let the arms take turns on the same requests, compare them, write the result."""
 
 from __future__ import annotations
 
+import sys
 import tempfile
-from contextlib import ExitStack
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-from engine_patch.rule import parts
+from engine_patch.rule import parts as method_parts
 from preft_cli.adapters.base import BaseFacts
 from preft_cli.bench import machine
-from preft_cli.bench.adapters import make_adapters
+from preft_cli.bench.adapters import Form, Made, make_adapters
 from preft_cli.bench.arms import ARMS
-from preft_cli.bench.compare import check_comparable
-from preft_cli.bench.plan import ArmPlan, BenchPlan, plan_bench
-from preft_cli.bench.process import run_worker
-from preft_cli.bench.results import AdapterSet, ArmResult, BenchResult, Spread, WorkerResult, ratios, write_json
-from preft_cli.bench.sizes import check_lengths, kv_cache_bytes, vocab_size
-from preft_cli.bench.worker import Progress, WorkerSpec
-from preft_cli.bench.workload import make_workload
+from preft_cli.bench.assemble import arm_results, measured_notes, second_times
+from preft_cli.bench.comparable import check_comparable
+from preft_cli.bench.engine import EngineSpec
+from preft_cli.bench.fit import FittedPlan, fit
+from preft_cli.bench.footprint import model_config
+from preft_cli.bench.measure import Engines, measure_blocks
+from preft_cli.bench.parts import Parts
+from preft_cli.bench.plan import BenchPlan, plan_bench
+from preft_cli.bench.process import EngineProcess
+from preft_cli.bench.prompts import read_prompts
+from preft_cli.bench.ratios import ratios
+from preft_cli.bench.results import BenchResult, BlockRun, write_json
+from preft_cli.bench.workload import Workload, make_workload
 from preft_cli.config.schema import PreftConfig
 from preft_cli.console import progress
 from preft_cli.errors import UserError
 from preft_cli.models import BaseModel, resolve
 
 
-def bench(config: PreftConfig, root: Path, out: Path | None = None) -> BenchResult:
+def bench(
+    config: PreftConfig, root: Path, out: Path | None = None, *, resume: bool = False, preset: str | None = None
+) -> BenchResult:
     """Measure the arms of `config.bench` and write the result.
 
     Args:
         config: the project's config.
         root: folder of the config file.
         out: the result's file; default `runs/bench/<time>.json` under `root`. Logs lie beside it.
+        resume: take what an interrupted run of the same plan has measured already.
+        preset: name of the preset that the config comes from; recorded.
 
     Returns:
         The result; `failures` counts requests that did not get the tokens they asked for.
 
     Raises:
-        UserError: bad settings, an arm whose process failed, or arms that do not compare.
+        UserError: bad settings, an engine that failed, or arms that do not compare.
     """
-    created = datetime.now(UTC)
+    created, began = datetime.now(UTC), time.monotonic()
     plan = plan_bench(config, root)
     out = result_path(root, out, created)
     base = resolve(config.model.base, root)
     check_methods(plan, base)
-    plan = plan.for_model(base.path, kv_cache_bytes(plan, config.bench.max_num_seqs, base))
-    check_lengths(plan, base)
+    prompts = read_prompts(plan.prompts, base, config.model.chat_template) if plan.prompts else None
+    workload = make_workload(plan, model_config(base)["vocab_size"], prompts)
+    fitted = fit(plan, base, workload)
+    parts = Parts(out, fitted, workload, resume=resume)
     with tempfile.TemporaryDirectory(prefix="preft-bench-") as scratch:
-        requests = Path(scratch) / "requests.json"
-        requests.write_text(make_workload(plan, vocab_size(base)).model_dump_json())
-        arms = {arm.arm: run_arm(arm, plan, base, requests, out) for arm in plan.arms}
+        made = all_adapters(fitted, base, Path(scratch))
+        blocks = run_blocks(fitted, workload, made, Path(scratch), parts, out)
+    described = {arm: made[form].described if (form := Form.of(arm)) else None for arm in config_arms(fitted)}
+    arms = arm_results(fitted.plan, blocks, described)
     check_comparable(arms)
+    second = second_times(arms)
     result = BenchResult(
         created=created,
+        seconds=time.monotonic() - began,
+        command=sys.argv,
+        preset=preset,
         config=config,
         model=config.model.base,
         random_weights=plan.random_weights,
         device=plan.device,
+        prefix_caching=config.bench.enable_prefix_caching,
         versions=machine.versions(),
         hardware=machine.hardware(),
         commit=machine.commit(),
         arms=arms,
-        ratios=ratios({name: arm.requests_per_second for name, arm in arms.items()}),
+        ratios=ratios({name: arm.repetitions for name, arm in arms.items()}),
+        order=[name for block in blocks for name in block.order],
+        same_seed=second,
         failures=sum(arm.failures for arm in arms.values()),
-        notes=plan.notes,
+        notes=[*plan.notes, *fitted.notes, *prompt_notes(workload, prompts), *measured_notes(arms, second)],
         path=out,
     )
     write_json(result, out)
+    parts.remove()
     return result
+
+
+def config_arms(fitted: FittedPlan) -> list[str]:
+    """The arms, each once."""
+    return list(dict.fromkeys(arm.arm for arm in fitted.plan.arms))
 
 
 def check_methods(plan: BenchPlan, base: BaseModel) -> None:
@@ -77,7 +104,7 @@ def check_methods(plan: BenchPlan, base: BaseModel) -> None:
         UserError: names the arm.
     """
     for arm in plan.arms:
-        if "direft" in parts(ARMS[arm.arm].method or ""):
+        if "direft" in method_parts(ARMS[arm.arm].method or ""):
             BaseFacts.of(base, plan.residual_stream).require_streams(f"bench.arms: {arm.arm}", exit_code=2)
 
 
@@ -94,60 +121,53 @@ def result_path(root: Path, out: Path | None, created: datetime) -> Path:
     return path
 
 
-def run_arm(arm: ArmPlan, plan: BenchPlan, base: BaseModel, requests: Path, out: Path) -> ArmResult:
-    """Make the arm's adapters, run its process, remove the adapters."""
-    kind = ARMS[arm.arm]
-    log = out.with_name(f"{out.stem}.{arm.arm}.log")
-    with tempfile.TemporaryDirectory(prefix=f"{arm.arm}-", dir=requests.parent) as scratch:
-        folder = Path(scratch)
-        paths: list[Path] = []
-        adapters = None
-        if kind.adapters != "none":
-            (folder / "adapters").mkdir()
-            with progress(f"bench {arm.arm}: making adapters", total=plan.num_adapters, unit="adapters") as bar:
-                paths, adapters = make_adapters(
-                    kind, plan, base, folder / "adapters", arm.engine_args["dtype"], bar.advance
-                )
-        spec = WorkerSpec(
+def all_adapters(fitted: FittedPlan, base: BaseModel, scratch: Path) -> dict[Form, Made]:
+    """The adapters of all arms, each form once."""
+    plan, made = fitted.plan, {}
+    forms = [form for form in dict.fromkeys(map(Form.of, config_arms(fitted))) if form]
+    for form in forms:
+        folder = scratch / f"{form.adapters}-{form.method}"
+        folder.mkdir()
+        with progress(f"bench: making {form.method} adapters", total=plan.num_adapters, unit="adapters") as bar:
+            made[form] = make_adapters(plan, base, form, folder, bar.advance)
+    return made
+
+
+def run_blocks(
+    fitted: FittedPlan, workload: Workload, made: dict[Form, Made], scratch: Path, parts: Parts, out: Path
+) -> list[BlockRun]:
+    """Measure, with a process for each engine."""
+    plan = fitted.plan
+    arms = {arm.name: arm for arm in plan.arms}
+    requests = scratch / "requests.json"
+    requests.write_text(workload.model_dump_json())
+    starts = dict.fromkeys(arms, 0)
+
+    def start(name: str) -> EngineProcess:
+        arm, form = arms[name], Form.of(arms[name].arm)
+        starts[name] += 1
+        number = "" if starts[name] == 1 else f".{starts[name]}"
+        folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=scratch))
+        spec = EngineSpec(
             arm=arm.arm,
+            mode=plan.mode,
             engine_args=arm.engine_args,
-            requests=requests,
-            adapters=paths,
-            plugin=kind.plugin,
+            adapters=made[form].paths if form else [],
+            plugin=ARMS[arm.arm].plugin,
             residual_stream=plan.residual_stream,
-            progress=folder / "progress.jsonl",
+            load=plan.load,
+            seed=plan.seed,
+            scratch=folder,
         )
-        result = watch_worker(spec, arm, plan.repeats, folder, log)
-    return arm_result(arm, result, adapters, log.name)
+        return EngineProcess(name, spec, arm.environment, requests, out.with_name(f"{out.stem}.{name}{number}.log"))
+
+    with Engines(start) as engines:
+        return measure_blocks(fitted.blocks, engines, parts)
 
 
-def watch_worker(spec: WorkerSpec, arm: ArmPlan, repeats: int, folder: Path, log: Path) -> WorkerResult:
-    """Run the arm's process and show how far it is: first its start, then the warm-up and each repetition."""
-    with ExitStack() as shown:
-        bar = shown.enter_context(progress(f"bench {arm.arm}: starting the engine"))
-
-        def on_progress(ended: Progress) -> None:
-            nonlocal bar
-            if ended.phase == "start":
-                shown.close()
-                bar = shown.enter_context(progress(f"bench {arm.arm}: running", total=repeats + 1, unit="passes"))
-            else:
-                bar.advance(note=ended.note)
-
-        return run_worker(spec, arm.environment, folder, log, on_progress=on_progress)
-
-
-def arm_result(arm: ArmPlan, worker: WorkerResult, adapters: AdapterSet | None, log: str) -> ArmResult:
-    """What the process reported, with the statistics of its repetitions."""
-    return ArmResult(
-        **dict(worker),
-        description=arm.description,
-        engine_args=arm.engine_args,
-        environment=arm.environment,
-        adapters=adapters,
-        requests_per_second=Spread.of([r.requests_per_second for r in worker.repetitions]),
-        output_tokens_per_second=Spread.of([r.tokens_per_second for r in worker.repetitions]),
-        seconds=Spread.of([r.seconds for r in worker.repetitions]),
-        failures=sum(r.failures for r in worker.repetitions),
-        log=log,
-    )
+def prompt_notes(workload: Workload, prompts: list[list[int]] | None) -> list[str]:
+    """What the prompts have to say."""
+    asked = len(workload.warmup) + sum(map(len, workload.repetitions))
+    if prompts is None or len(prompts) >= asked:
+        return []
+    return [f"{len(prompts)} prompts for {asked} requests: they recur"]

@@ -1,8 +1,8 @@
 """The engine of one arm in its own process: `python -m preft_cli.bench.worker SPEC.json`.
 
-It starts the engine, warms it up, and then does what lines on standard input say: `measure 2` answers the requests of repetition 2,
-`stop` ends it. What it has to say goes to the spec's `events` file, one `Event` a line. When standard input ends, the process
-that started it has died, and so does everything here.
+It starts the engine, warms it up, and then does what lines on standard input say: `measure 2` answers the requests of
+repetition 2, `stop` ends it. What it has to say goes to the spec's `events` file, one `Event` a line. When standard input ends,
+the process that started it has died, and so does everything here.
 """
 
 from __future__ import annotations

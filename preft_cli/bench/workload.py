@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
-from preft_cli.bench.plan import BenchPlan
+from preft_cli.bench.plan import BenchPlan, Range
 from preft_cli.errors import UserError
 
 
@@ -23,7 +25,7 @@ class Request(BaseModel):
 
 
 class Workload(BaseModel):
-    """Requests of the warm-up and of each timed repetition; no prompt occurs twice, so that no cache can help."""
+    """Requests of the warm-up and of each timed repetition."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -35,53 +37,97 @@ class Workload(BaseModel):
         """SHA-256 over everything that an arm is asked to do."""
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
 
+    @property
+    def longest(self) -> tuple[int, int]:
+        """Tokens of the longest prompt, and of the longest answer."""
+        everything = [request for requests in (self.warmup, *self.repetitions) for request in requests]
+        return max(len(one.prompt_token_ids) for one in everything), max(one.output_len for one in everything)
 
-def make_workload(plan: BenchPlan, vocab_size: int) -> Workload:
+
+class Work(NamedTuple):
+    """What a request asks for, beside its prompt."""
+
+    prompt_len: int
+    output_len: int
+    adapter: int
+
+
+def make_workload(plan: BenchPlan, vocab_size: int, prompts: Sequence[list[int]] | None = None) -> Workload:
     """Draw the requests from the plan's seed.
 
-    Adapters take turns, from the first one in each repetition, so that repetitions ask for the same work.
+    All repetitions ask for the same work (lengths, adapters, order) with other prompts. Random prompts never occur twice.
+
+    Args:
+        plan: lengths and adapters.
+        vocab_size: random prompts are made of ids below it.
+        prompts: token ids of given prompts, used in turn in place of random ones of `plan.prompt_len`.
 
     Raises:
         UserError: if the vocabulary is too small for that many different prompts of that length.
     """
-    prompts = distinct_prompts(
-        random.Random(plan.seed),
-        count=plan.warmup_requests + plan.repeats * plan.num_requests,
-        length=plan.prompt_len,
-        vocab_size=vocab_size,
-    )
-
-    def requests(label: str, count: int, output_len: int) -> list[Request]:
-        return [
-            Request(
-                id=f"{label}-{i}",
-                prompt_token_ids=prompts.pop(),
-                output_len=output_len,
-                adapter=i % plan.num_adapters,
-            )
-            for i in range(count)
+    draw = random.Random(plan.seed)
+    work = draw_work(plan, draw)
+    warmup = [
+        Work(work[i % len(work)].prompt_len, plan.warmup_output_len, i % plan.num_adapters)
+        for i in range(plan.warmup_requests)
+    ]
+    sets = [("warmup", warmup), *((f"rep{number}", work) for number in range(plan.repeats))]
+    lengths = [one.prompt_len for _, items in sets for one in items]
+    if prompts is None:
+        supply = iter(distinct_prompts(draw, lengths, vocab_size))
+    else:
+        supply = (prompts[i % len(prompts)] for i in range(len(lengths)))
+    made = [
+        [
+            Request(id=f"{label}-{i}", prompt_token_ids=next(supply), output_len=one.output_len, adapter=one.adapter)
+            for i, one in enumerate(items)
         ]
-
-    return Workload(
-        seed=plan.seed,
-        warmup=requests("warmup", plan.warmup_requests, plan.warmup_output_len),
-        repetitions=[requests(f"rep{r}", plan.num_requests, plan.output_len) for r in range(plan.repeats)],
-    )
+        for label, items in sets
+    ]
+    return Workload(seed=plan.seed, warmup=made[0], repetitions=made[1:])
 
 
-def distinct_prompts(draw: random.Random, count: int, length: int, vocab_size: int) -> list[list[int]]:
-    """`count` different prompts of `length` token ids below `vocab_size`.
+def draw_work(plan: BenchPlan, draw: random.Random) -> list[Work]:
+    """Lengths and adapter of each request of a repetition."""
+    adapters = choose_adapters(plan, draw)
+    return [Work(between(plan.prompt_len, draw), between(plan.output_len, draw), adapter) for adapter in adapters]
+
+
+def between(bounds: Range, draw: random.Random) -> int:
+    """A length, all from low to high being as likely; nothing is drawn where they are equal."""
+    return bounds[0] if bounds[0] == bounds[1] else draw.randint(*bounds)
+
+
+def choose_adapters(plan: BenchPlan, draw: random.Random) -> list[int]:
+    """The adapter of each request: in turn, uniformly, or by Zipf's law (the first is asked for most)."""
+    if plan.adapter_choice == "round-robin":
+        return [i % plan.num_adapters for i in range(plan.num_requests)]
+    exponent = plan.zipf_exponent if plan.adapter_choice == "zipf" else 0.0
+    weights = [(k + 1) ** -exponent for k in range(plan.num_adapters)]
+    return draw.choices(range(plan.num_adapters), weights, k=plan.num_requests)
+
+
+def distinct_prompts(draw: random.Random, lengths: Sequence[int], vocab_size: int) -> list[list[int]]:
+    """Different prompts of these lengths, of token ids below `vocab_size`.
 
     They differ in the first token where the vocabulary allows: then not even a beginning is shared.
     """
-    if count > vocab_size**length:
-        raise UserError(f"bench.prompt_len: {length} tokens are too few for {count} different prompts", exit_code=2)
-    if count <= vocab_size:
-        firsts = draw.sample(range(vocab_size), count)
-        return [[first, *draw.choices(range(vocab_size), k=length - 1)] for first in firsts]
+    if len(lengths) > vocab_size ** min(lengths):
+        raise UserError(
+            f"bench.prompt_len: {min(lengths)} tokens are too few for {len(lengths)} different prompts", exit_code=2
+        )
+    if len(lengths) <= vocab_size:
+        firsts = draw.sample(range(vocab_size), len(lengths))
+        return [
+            [first, *draw.choices(range(vocab_size), k=length - 1)]
+            for first, length in zip(firsts, lengths, strict=True)
+        ]
     found: dict[tuple[int, ...], None] = {}
-    while len(found) < count:
-        found[tuple(draw.choices(range(vocab_size), k=length))] = None
+    for length in lengths:
+        prompt = tuple(draw.choices(range(vocab_size), k=length))
+        while prompt in found:
+            prompt = tuple(draw.choices(range(vocab_size), k=length))
+        found[prompt] = None
     return [list(prompt) for prompt in found]
 
 

@@ -177,7 +177,8 @@ class LoadConfig(Section):
         None, gt=0, description="Open loop: requests a second, Poisson arrivals. Default: closed loop."
     )
     max_concurrency: PositiveInt | None = Field(
-        None, description="Requests in flight at most; default: bench.max_num_seqs in a closed loop, no limit in an open one."
+        None,
+        description="Requests in flight at most; default: bench.max_num_seqs in a closed loop, no limit in an open one.",
     )
     goodput: dict[Literal["ttft", "tpot", "e2el"], Milliseconds] = Field(
         default_factory=dict,
@@ -196,12 +197,16 @@ class BenchConfig(Section):
     adapter_choice: Literal["round-robin", "uniform", "zipf"] = Field(
         "round-robin", description="Which adapter a request gets: in turn, any alike, or few adapters most of the time."
     )
-    zipf_exponent: float = Field(1.0, gt=0, le=10, description="Of zipf: the k-th adapter is asked for k^-a times as often.")
+    zipf_exponent: float = Field(
+        1.0, gt=0, le=10, description="Of zipf: the k-th adapter is asked for k^-a times as often."
+    )
     rank: Rank | Annotated[list[Rank], Field(min_length=1)] = Field(
         8, description="Rank of the adapters; a list such as [8, 16, 64] gives them ranks in turn."
     )
     num_requests: PositiveInt = 32
-    prompt_len: Length = Field(64, description="Prompt tokens of a request; [8, 512] draws them evenly between the two.")
+    prompt_len: Length = Field(
+        64, description="Prompt tokens of a request; [8, 512] draws them evenly between the two."
+    )
     output_len: Length = Field(32, description="Tokens to generate for a request; [8, 512] as for prompt_len.")
     prompts: Path | None = Field(
         None, description="JSONL of conversations whose prompts are used, in place of random tokens of prompt_len."

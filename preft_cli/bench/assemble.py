@@ -1,0 +1,88 @@
+"""From what the blocks measured to one result for each arm."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from preft_cli.bench.plan import ArmPlan, BenchPlan
+from preft_cli.bench.ratios import same_seed
+from preft_cli.bench.results import AdapterSet, ArmResult, BlockRun, EngineRun, Spread
+from preft_cli.bench.worker import SHOWN_FAILURES
+
+SAME = 0.05
+"""The same requests once more may take so much less or more time, as a share, before it is worth a word."""
+
+
+def arm_results(
+    plan: BenchPlan, blocks: Sequence[BlockRun], adapters: Mapping[str, AdapterSet | None]
+) -> dict[str, ArmResult]:
+    """The result of each arm, with the best of the settings that were tried.
+
+    Args:
+        adapters: of each arm; None for an arm without.
+    """
+    best: dict[str, ArmResult] = {}
+    for arm in plan.arms:
+        runs = [block.engines[arm.name] for block in blocks if arm.name in block.engines]
+        made = arm_result(arm, runs, adapters[arm.arm])
+        rival = best.get(arm.arm)
+        if rival is None:
+            best[arm.arm] = made
+            continue
+        tried = {**rival.tried, **made.tried}
+        winner = max(rival, made, key=lambda one: one.requests_per_second.median)
+        best[arm.arm] = winner.model_copy(
+            update={
+                "tried": tried,
+                "failures": rival.failures + made.failures,
+                "failed": (rival.failed + made.failed)[:SHOWN_FAILURES],
+            }
+        )
+    return best
+
+
+def arm_result(arm: ArmPlan, runs: Sequence[EngineRun], adapters: AdapterSet | None) -> ArmResult:
+    """What one engine did in all blocks, with the statistics of its repetitions."""
+    repetitions = [one for run in runs for one in run.repetitions]
+    rates = Spread.of([one.requests_per_second for one in repetitions])
+    return ArmResult(
+        arm=arm.arm,
+        description=arm.description,
+        variant=arm.variant,
+        tried={} if arm.variant is None else {arm.variant: rates},
+        engine_args=arm.engine_args,
+        environment=arm.environment,
+        adapters=adapters,
+        started=[one for run in runs for one in run.started],
+        repetitions=repetitions,
+        again=[one for run in runs for one in run.again],
+        requests_per_second=rates,
+        output_tokens_per_second=Spread.of([one.tokens_per_second for one in repetitions]),
+        seconds=Spread.of([one.seconds for one in repetitions]),
+        failures=sum(run.failures for run in runs),
+        failed=[reason for run in runs for reason in run.failed][:SHOWN_FAILURES],
+        logs=sorted({run.log for run in runs}),
+    )
+
+
+def second_times(arms: Mapping[str, ArmResult]) -> dict[str, float]:
+    """For each arm, the speed of the same requests the second time over the first."""
+    found = {name: same_seed(arm.repetitions, arm.again) for name, arm in arms.items()}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def measured_notes(arms: Mapping[str, ArmResult], second: Mapping[str, float]) -> list[str]:
+    """What the measurement itself has to say."""
+    found = [
+        f"{name}: the same requests once more were {abs(value - 1):.0%} {'faster' if value > 1 else 'slower'};"
+        " a cache was warm, or the machine is noisy"
+        for name, value in second.items()
+        if abs(value - 1) > SAME
+    ]
+    for name, arm in arms.items():
+        if preempted := sum(one.counters.preemptions for one in arm.repetitions):
+            found.append(f"{name}: {preempted} preemptions; the KV cache does not hold all requests that run at once")
+        if arm.tried:
+            rates = ", ".join(f"{variant} {rate.median:.1f} req/s" for variant, rate in arm.tried.items())
+            found.append(f"{name}: {rates}; the better one counts")
+    return found

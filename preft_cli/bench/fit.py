@@ -1,0 +1,191 @@
+"""Fit the plan to the machine: the KV cache, the slots of arms that adapt all tokens, and which engines live side by side."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+from pydantic import BaseModel as Record
+from pydantic import ConfigDict
+
+from preft_cli.bench.arms import ARMS, BASE
+from preft_cli.bench.footprint import Footprint, ModelSizes, footprint, kv_cache_bytes, slot_bytes
+from preft_cli.bench.plan import ArmPlan, BenchPlan
+from preft_cli.bench.workload import Workload
+from preft_cli.errors import UserError
+from preft_cli.models import BaseModel
+
+KV_CACHE_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
+"""Set by a user, it wins over the size that is worked out."""
+
+NO_SHARE = 0.01
+"""`gpu_memory_utilization` of every engine: with a KV cache of a given size, vLLM only checks that this much is free."""
+
+
+class Block(Record):
+    """A stretch of the benchmark in which the same engines are alive and take turns."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    engines: list[str]
+    """Names of arms, in turn."""
+    repetitions: list[int]
+    """Sets of requests."""
+    again: bool
+    """Whether each does the first set once more at the end."""
+
+
+class FittedPlan(Record):
+    """A plan for this machine."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    plan: BenchPlan
+    blocks: list[Block]
+    footprints: dict[str, Footprint]
+    """Estimated bytes on one device, by engine."""
+    notes: list[str]
+
+
+def fit(plan: BenchPlan, base: BaseModel, workload: Workload) -> FittedPlan:
+    """The plan with sizes filled in.
+
+    The KV cache is the same in all arms, and holds the longest requests that can run at once if memory allows it.
+
+    Raises:
+        UserError: requests that are longer than the model allows, or an arm that does not fit into memory.
+    """
+    sizes = ModelSizes.of(base, plan)
+    longest = sum(workload.longest)
+    if sizes.max_positions is not None and longest > sizes.max_positions:
+        raise UserError(
+            f"bench.prompt_len + output_len is {longest}; {plan.model} allows {sizes.max_positions} tokens", exit_code=2
+        )
+    room = int(free_memory(plan) * plan.gpu_memory_utilization)
+    workers: int = plan.arms[0].engine_args["tensor_parallel_size"]
+    seqs = min(plan.max_num_seqs, plan.num_requests)
+    wanted = kv_cache_bytes(sizes, seqs, longest, workers)
+    kv_cache = min(wanted, largest_kv_cache(plan, sizes, room))
+    arms = [fit_slots(arm, plan, sizes, kv_cache, room) for arm in plan.arms]
+    found = {"model": str(base.path), "max_model_len": longest}
+    if ours := not (plan.device == "cpu" and os.environ.get(KV_CACHE_VARIABLE)):
+        found |= {"kv_cache_memory_bytes": kv_cache, "gpu_memory_utilization": NO_SHARE}
+    fitted = plan.model_copy(update={"arms": [arm.with_args(**found) for arm in arms]})
+    footprints = {arm.name: footprint(arm, plan, sizes, kv_cache) for arm in fitted.arms}
+    blocks = make_blocks(
+        {name: taken.total for name, taken in footprints.items()}, room, plan.max_engines, plan.repeats
+    )
+    cached = (
+        f"KV cache of {kv_cache / 1e9:.2f} GB in every arm" if ours else f"KV cache in every arm by {KV_CACHE_VARIABLE}"
+    )
+    if ours and kv_cache < wanted:
+        cached += f": memory has no room for all of {seqs} requests that may run at once, {wanted / 1e9:.2f} GB"
+    notes = [cached, *slot_notes(plan, fitted), *turn_notes(blocks)]
+    return FittedPlan(plan=fitted, blocks=blocks, footprints=footprints, notes=notes)
+
+
+def slot_notes(plan: BenchPlan, fitted: BenchPlan) -> list[str]:
+    """Where memory gave an arm fewer slots than were wished for."""
+    return [
+        f"{after.name}: {slots} slots for {plan.num_adapters} adapters; more do not fit into memory"
+        for before, after in zip(plan.arms, fitted.arms, strict=True)
+        if (slots := after.engine_args.get("max_loras")) != before.engine_args.get("max_loras")
+    ]
+
+
+def turn_notes(blocks: list[Block]) -> list[str]:
+    """Who took turns with whom."""
+    groups = list(dict.fromkeys(tuple(block.engines) for block in blocks if len(block.engines) > 1))
+    if groups:
+        return [f"alive side by side, taking turns: {', '.join(group)}" for group in groups]
+    return ["each engine alone, started anew for every repetition"]
+
+
+def largest_kv_cache(plan: BenchPlan, sizes: ModelSizes, room: int) -> int:
+    """Bytes that the hungriest arm leaves for the KV cache, its slots at their fewest.
+
+    Raises:
+        UserError: an arm leaves none.
+    """
+    left = {}
+    for arm in plan.arms:
+        alone = footprint(fewest_slots(arm, plan), plan, sizes, 0).total
+        if room <= alone:
+            raise UserError(
+                f"bench arm {arm.name} takes at least {alone / 1e9:.1f} GB, and {room / 1e9:.1f} GB are free"
+                " (serve.gpu_memory_utilization of what nothing else holds). Free some, or lower bench.rank,"
+                " bench.gpu_slots or bench.lora_slots, or raise serve.tensor_parallel_size."
+            )
+        left[arm.name] = room - alone
+    return min(left.values())
+
+
+def fewest_slots(arm: ArmPlan, plan: BenchPlan) -> ArmPlan:
+    """The arm with one slot, if its slots are ours to choose."""
+    ours = ARMS[arm.arm].adapts_all_tokens and plan.fit_lora_slots
+    return arm.with_args(max_loras=1) if ours else arm
+
+
+def fit_slots(arm: ArmPlan, plan: BenchPlan, sizes: ModelSizes, kv_cache: int, room: int) -> ArmPlan:
+    """As many slots as memory has room for beside the KV cache, where they are ours to choose."""
+    fewest = fewest_slots(arm, plan)
+    if fewest is arm:
+        return arm
+    workers: int = arm.engine_args["tensor_parallel_size"]
+    left = room - footprint(fewest, plan, sizes, kv_cache).total
+    slots = 1 + max(0, left) // max(1, slot_bytes(arm, sizes) // workers)
+    return arm.with_args(max_loras=min(arm.engine_args["max_loras"], slots))
+
+
+def make_blocks(needs: dict[str, int], room: int, max_engines: int | None, repeats: int) -> list[Block]:
+    """Who is alive together, and for which repetitions.
+
+    The base engine takes turns with as many others as memory holds, then with the next ones. Where it cannot share the memory
+    with each of them, every engine is alone, and started anew for every repetition: base, x, y, base, x, y.
+
+    Args:
+        needs: bytes by engine; the base arm is the first.
+        room: bytes that all engines alive at once may take.
+        max_engines: alive at once at most; None for no other bound than memory.
+        repeats: sets of requests.
+    """
+    others = [name for name in needs if name != BASE]
+    limit = max_engines or len(needs)
+    if others and (limit == 1 or any(needs[BASE] + needs[name] > room for name in others)):
+        return [
+            Block(engines=[name], repetitions=[number], again=number == 0)
+            for number in range(repeats)
+            for name in needs
+        ]
+    groups: list[list[str]] = [[BASE]]
+    for name in others:
+        fitting = (g for g in groups if len(g) < limit and sum(needs[one] for one in [*g, name]) <= room)
+        group = next(fitting, None)
+        if group is None:
+            groups.append(group := [BASE])
+        group.append(name)
+    return [Block(engines=group, repetitions=list(range(repeats)), again=True) for group in groups]
+
+
+def free_memory(plan: BenchPlan) -> int:
+    """Bytes that nothing else holds: of the fullest GPU, or of this machine."""
+    if plan.device == "cpu":
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES") + _reclaimable()
+    query = ["nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits"]
+    if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
+        query.append(f"--id={visible}")
+    try:
+        lines = subprocess.run(query, capture_output=True, text=True, timeout=60, check=True).stdout.split()
+        return min(map(int, lines)) * 2**20
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        raise UserError(f"nvidia-smi does not tell how much GPU memory is free: {error}") from error
+
+
+def _reclaimable() -> int:
+    """Bytes of Linux's file cache: free for who asks."""
+    try:
+        with open("/proc/meminfo") as file:  # noqa: PTH123 - not a file to be read whole
+            values = {line.split(":")[0]: int(line.split()[1]) for line in file}
+    except OSError:
+        return 0
+    return 1024 * max(0, values.get("MemAvailable", 0) - values.get("MemFree", 0))

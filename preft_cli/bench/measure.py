@@ -1,0 +1,125 @@
+"""Run the blocks of a plan: start engines, let them take turns, keep what was measured."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from types import TracebackType
+
+from preft_cli.bench.fit import Block
+from preft_cli.bench.parts import Parts
+from preft_cli.bench.process import EngineProcess
+from preft_cli.bench.results import BlockRun, EngineRun, Repetition
+from preft_cli.console import progress
+
+CORES_TO_START = 4
+"""Engines start side by side where each has so many cores: starting is compiling, mostly."""
+
+
+class Engines:
+    """The engines that are alive; leaving the context ends them."""
+
+    def __init__(self, start: Callable[[str], EngineProcess]) -> None:
+        """`start` makes the process of an engine by name."""
+        self._start, self._alive = start, dict[str, EngineProcess]()
+
+    def __enter__(self) -> Engines:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for process in self._alive.values():
+            process.stop(idle=kind is None)
+
+    def __getitem__(self, name: str) -> EngineProcess:
+        return self._alive[name]
+
+    def keep(self, names: list[str]) -> dict[str, EngineRun]:
+        """End all engines but these, start those that are missing, wait until all are warm.
+
+        Returns:
+            What there is to say of each so far.
+
+        Raises:
+            UserError: an engine did not come up.
+        """
+        for name in [name for name in self._alive if name not in names]:
+            self._alive.pop(name).stop()
+        missing = [name for name in names if name not in self._alive]
+        runs = {}
+        if not missing:
+            return {name: self._run(name) for name in names}
+        with progress(f"bench: starting {', '.join(missing)}", total=len(missing), unit="engines") as bar:
+            for group in chunks(missing, max(1, (os.cpu_count() or 1) // CORES_TO_START)):
+                for name in group:
+                    self._alive[name] = self._start(name)
+                for name in group:
+                    runs[name] = self._welcome(name)
+                    bar.advance()
+        return {name: runs.get(name) or self._run(name) for name in names}
+
+    def _welcome(self, name: str) -> EngineRun:
+        process = self._alive[name]
+        started = process.wait("started").started
+        warm = process.wait("warm")
+        assert started is not None
+        assert warm.repetition is not None
+        run = self._run(name)
+        return run.model_copy(
+            update={"started": [started], "failures": warm.repetition.failures, "failed": warm.failed}
+        )
+
+    def _run(self, name: str) -> EngineRun:
+        log = self._alive[name].log.name
+        return EngineRun(started=[], repetitions=[], again=[], failures=0, failed=[], log=log)
+
+
+def chunks(names: list[str], size: int) -> Iterable[list[str]]:
+    """The names, `size` at a time."""
+    return (names[at : at + size] for at in range(0, len(names), size))
+
+
+def measure_blocks(blocks: list[Block], engines: Engines, parts: Parts) -> list[BlockRun]:
+    """Run all blocks in turn; what was measured before is taken from `parts`, and what is measured is kept there.
+
+    Raises:
+        UserError: an engine failed. What was measured before stays in `parts`.
+    """
+    runs = []
+    for index, block in enumerate(blocks):
+        run = parts.read(index)
+        if run is None:
+            run = measure_block(index, block, engines)
+            parts.keep(index, run)
+        runs.append(run)
+    return runs
+
+
+def measure_block(index: int, block: Block, engines: Engines) -> BlockRun:
+    """Let the engines take turns, the last one of a repetition being the first of the next: a steady drift cancels out."""
+    runs = engines.keep(block.engines)
+    turns = [(number, False) for number in block.repetitions] + [(block.repetitions[0], True)] * block.again
+    order = []
+    with progress(f"bench {', '.join(block.engines)}", len(turns) * len(block.engines), "passes") as bar:
+        for turn, (number, again) in enumerate(turns):
+            for name in block.engines if turn % 2 == 0 else reversed(block.engines):
+                event = engines[name].measure(number)
+                assert event.repetition is not None
+                done = event.repetition.model_copy(update={"block": index})
+                bar.advance(note=f"{name} {done.requests_per_second:.2f} req/s")
+                runs[name] = add(runs[name], done, event.failed, again)
+                order.append(name)
+    return BlockRun(order=order, engines=runs)
+
+
+def add(run: EngineRun, done: Repetition, failed: list[str], again: bool) -> EngineRun:
+    """The run with one more repetition."""
+    field = "again" if again else "repetitions"
+    return run.model_copy(
+        update={
+            field: [*getattr(run, field), done],
+            "failures": run.failures + done.failures,
+            "failed": [*run.failed, *failed],
+        }
+    )
