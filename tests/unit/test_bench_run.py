@@ -1,4 +1,4 @@
-"""The whole benchmark with fake workers: same work in every arm, ratios, failures, the file."""
+"""The whole benchmark with fake engines: same work in every arm, turns, ratios, failures, going on, the file."""
 
 from __future__ import annotations
 
@@ -6,109 +6,170 @@ import json
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from engine_patch.store.file import read_adapter
+from preft_cli.bench import fit as fitting
 from preft_cli.bench import run as running
 from preft_cli.bench.adapters import check_distinct
-from preft_cli.bench.plan import plan_bench
+from preft_cli.bench.engine import EngineSpec
 from preft_cli.bench.report import print_result
-from preft_cli.bench.results import SCHEMA_VERSION, BenchResult, Repetition, Spread, WorkerResult
-from preft_cli.bench.sizes import kv_cache_bytes
-from preft_cli.bench.worker import WorkerSpec
+from preft_cli.bench.results import SCHEMA_VERSION, BenchResult, Counters, Repetition, Started
+from preft_cli.bench.worker import Event
 from preft_cli.bench.workload import Workload
 from preft_cli.config.schema import PreftConfig
 from preft_cli.console import out
 from preft_cli.errors import UserError
 from preft_cli.models import BaseModel
 
-SECONDS = {"base": [1.0, 1.25, 2.0], "lora": [4.0, 4.0, 5.0], "lorap": [2.0, 2.0, 2.5]}
-CONFIG = PreftConfig.model_validate(
-    {
-        "model": {"base": "tiny"},
-        "bench": {"num_requests": 5, "num_adapters": 3, "prompt_len": 4, "output_len": 2, "repeats": 3, "rank": 4},
-    }
-)
+SECONDS = {
+    "base": [1.0, 1.25, 2.0],
+    "lora": [4.0, 4.0, 5.0],
+    "lora-specialised-graphs": [4.0, 4.0, 5.0],
+    "lora-shared-graphs": [3.0, 3.5, 4.5],
+    "lorap": [2.0, 2.0, 2.5],
+    "direftp": [2.0, 2.0, 2.0],
+    "direft": [2.0, 2.0, 2.0],
+}
+COUNTERS = Counters(preemptions=0, prompt_tokens=20, prefix_cache_queries=0, prefix_cache_hits=0, adapter_loads=None)
+
+
+def config(**bench: Any) -> PreftConfig:
+    sizes = {"num_requests": 5, "num_adapters": 3, "prompt_len": 4, "output_len": 2, "repeats": 3, "rank": 4}
+    return PreftConfig.model_validate({"model": {"base": "tiny"}, "bench": {**sizes, **bench}})
 
 
 def read_store(path: Path) -> dict[str, torch.Tensor]:
     """A `.preft` file under PEFT's tensor names."""
     adapter = read_adapter(path)
-    assert adapter.method == "lorap"
     pairs = {f"base_model.model.{name}": pair for name, pair in adapter.pairs.items()}
     made = {f"{name}.lora_A.weight": pair.a for name, pair in pairs.items()}
     return made | {f"{name}.lora_B.weight": pair.b for name, pair in pairs.items()}
 
 
-class FakeWorkers:
-    """Stands in for the processes: keeps what each was given, answers with `SECONDS`."""
+class FakeEngines:
+    """Stands in for the processes: keeps what each was given, answers with `SECONDS`, writes down what happens."""
 
     def __init__(self) -> None:
-        self.specs: dict[str, WorkerSpec] = {}
+        self.specs: dict[str, EngineSpec] = {}
         self.workloads: dict[str, Workload] = {}
         self.weights: dict[str, list[dict[str, torch.Tensor]]] = {}
-        self.change: Callable[[WorkerResult], WorkerResult] = lambda result: result
+        self.happened: list[str] = []
+        self.change: Callable[[str, Event], Event] = lambda name, event: event
 
     def __call__(
-        self, spec: WorkerSpec, environment: dict[str, str | None], folder: Path, log: Path, **_: Any
-    ) -> WorkerResult:
-        self.specs[spec.arm] = spec
-        workload = self.workloads[spec.arm] = Workload.model_validate_json(spec.requests.read_text())
-        read = read_store if spec.arm == "lorap" else lambda path: load_file(path / "adapter_model.safetensors")
-        self.weights[spec.arm] = [read(path) for path in spec.adapters]
+        self, name: str, spec: EngineSpec, environment: dict[str, str | None], requests: Path, log: Path
+    ) -> FakeEngine:
+        self.specs[name] = spec
+        self.workloads[name] = Workload.model_validate_json(requests.read_text())
+        peft = lambda path: load_file(path / "adapter_model.safetensors")  # noqa: E731
+        self.weights[name] = [(read_store if path.suffix else peft)(path) for path in spec.adapters]
+        self.happened.append(f"start {name}")
         log.write_text("log\n")
-        repetitions = [
-            Repetition(
-                seconds=seconds,
-                requests=len(requests),
-                tokens_asked=sum(request.output_len for request in requests),
-                tokens_produced=sum(request.output_len for request in requests),
-                failures=0,
-            )
-            for seconds, requests in zip(SECONDS[spec.arm], workload.repetitions, strict=True)
-        ]
-        return self.change(
-            WorkerResult(
-                arm=spec.arm,
-                requests_digest=workload.digest(),
-                start_seconds=9.0,
-                engine={"dtype": "torch.float32", "max_num_seqs": spec.engine_args["max_num_seqs"]},
-                patch=[],
-                repetitions=repetitions,
-                failed=[],
-            )
+        return FakeEngine(name, self, log)
+
+
+class FakeEngine:
+    def __init__(self, name: str, engines: FakeEngines, log: Path) -> None:
+        self.name, self.engines, self.log = name, engines, log
+
+    def wait(self, phase: Literal["started", "warm"]) -> Event:
+        spec, workload = self.engines.specs[self.name], self.engines.workloads[self.name]
+        if phase == "warm":
+            return self.engines.change(self.name, self.event(-1, 1.0, "warm"))
+        engine = {"dtype": "torch.float32", "max_num_seqs": spec.engine_args["max_num_seqs"]}
+        started = Started(requests_digest=workload.digest(), start_seconds=9.0, engine=engine, patch=[])
+        return self.engines.change(self.name, Event(phase="started", started=started))
+
+    def measure(self, number: int) -> Event:
+        self.engines.happened.append(f"{self.name} {number}")
+        return self.engines.change(self.name, self.event(number, SECONDS[self.name][number], "measured"))
+
+    def event(self, number: int, seconds: float, phase: Literal["warm", "measured"]) -> Event:
+        workload = self.engines.workloads[self.name]
+        requests = workload.warmup if number < 0 else workload.repetitions[number]
+        tokens = sum(request.output_len for request in requests)
+        done = Repetition(
+            number=number,
+            seconds=seconds,
+            requests=len(requests),
+            tokens_asked=tokens,
+            tokens_produced=tokens,
+            failures=0,
+            counters=COUNTERS,
         )
+        return Event(phase=phase, repetition=done)
+
+    def stop(self, *, idle: bool = True) -> None:
+        self.engines.happened.append(f"stop {self.name}" + "" * idle)
 
 
 @pytest.fixture
-def workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeWorkers:
+def engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeEngines:
     folder = tmp_path / "tiny"
     folder.mkdir()
     shape = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "vocab_size": 300}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 64}
     (folder / "config.json").write_text(json.dumps({"model_type": "llama", **shape, **heads}))
-    fake = FakeWorkers()
-    monkeypatch.setattr(running, "run_worker", fake)
+    fake = FakeEngines()
+    monkeypatch.setattr(running, "EngineProcess", fake)
     monkeypatch.setattr(running, "resolve", lambda name, root: BaseModel(name, folder, random=True))
     return fake
 
 
-def test_every_arm_gets_the_same_work(workers: FakeWorkers, tmp_path: Path) -> None:
-    result = running.bench(CONFIG, tmp_path)
-    assert list(workers.specs) == ["base", "lora", "lorap"]
-    assert workers.workloads["base"] == workers.workloads["lora"] == workers.workloads["lorap"]
-    assert len({arm.requests_digest for arm in result.arms.values()}) == 1
-    assert {spec.engine_args["seed"] for spec in workers.specs.values()} == {0}
-    assert [spec.plugin for spec in workers.specs.values()] == [False, False, True]
+def test_every_arm_gets_the_same_work(engines: FakeEngines, tmp_path: Path) -> None:
+    result = running.bench(config(), tmp_path)
+    assert list(engines.specs) == ["base", "lora", "lorap"]
+    assert engines.workloads["base"] == engines.workloads["lora"] == engines.workloads["lorap"]
+    assert len({one.requests_digest for arm in result.arms.values() for one in arm.started}) == 1
+    assert {spec.engine_args["seed"] for spec in engines.specs.values()} == {0}
+    assert {spec.engine_args["kv_cache_memory_bytes"] for spec in engines.specs.values()} == {64 * 2**20}
+    assert [spec.plugin for spec in engines.specs.values()] == [False, False, True]
 
 
-def test_adapters_are_distinct_and_equal_among_arms(workers: FakeWorkers, tmp_path: Path) -> None:
-    result = running.bench(CONFIG, tmp_path)
-    lora, lorap = workers.weights["lora"], workers.weights["lorap"]
+def test_engines_take_turns_and_the_direction_alternates(engines: FakeEngines, tmp_path: Path) -> None:
+    result = running.bench(config(repeats=2), tmp_path)
+    assert engines.happened == [
+        *("start base", "start lora", "start lorap"),
+        *("base 0", "lora 0", "lorap 0", "lorap 1", "lora 1", "base 1"),
+        *("base 0", "lora 0", "lorap 0"),  # the same once more
+        *("stop base", "stop lora", "stop lorap"),
+    ]
+    assert result.order == [text.split()[0] for text in engines.happened[3:12]]
+    assert result.same_seed == {"base": 1.0, "lora": 1.0, "lorap": 1.0}
+    assert [len(arm.repetitions) for arm in result.arms.values()] == [2, 2, 2]
+    assert [len(arm.again) for arm in result.arms.values()] == [1, 1, 1]
+
+
+def test_one_engine_at_a_time_is_started_anew_each_time(engines: FakeEngines, tmp_path: Path) -> None:
+    result = running.bench(config(engines=1, repeats=2, arms=["base", "lorap"]), tmp_path, tmp_path / "r.json")
+    first = ["start base", "base 0", "base 0", "stop base", "start lorap", "lorap 0", "lorap 0", "stop lorap"]
+    assert engines.happened == [
+        *first,
+        *("start base", "base 1", "stop base", "start lorap", "lorap 1", "stop lorap"),
+    ]
+    assert result.ratios["lorap/base"].model_dump() == {"median": 0.5625, "low": 0.5, "high": 0.625}
+    assert result.arms["base"].logs == ["r.base.2.log", "r.base.log"]
+    assert any("each engine alone" in note for note in result.notes)
+
+
+def test_the_base_engine_stays_while_others_come_and_go(engines: FakeEngines, tmp_path: Path) -> None:
+    result = running.bench(config(engines=2, repeats=1), tmp_path)
+    assert engines.happened == [
+        *("start base", "start lora", "base 0", "lora 0", "lora 0", "base 0", "stop lora"),
+        *("start lorap", "base 0", "lorap 0", "lorap 0", "base 0", "stop base", "stop lorap"),
+    ]
+    assert [one.block for one in result.arms["base"].repetitions] == [0, 1]
+    assert result.ratios["lorap/lora"].median == 2.0
+
+
+def test_adapters_are_distinct_and_equal_among_arms(engines: FakeEngines, tmp_path: Path) -> None:
+    result = running.bench(config(), tmp_path)
+    lora, lorap = engines.weights["lora"], engines.weights["lorap"]
     assert len(lora) == len(lorap) == 3
     for one, other in zip(lora, lorap, strict=True):
         assert one.keys() == other.keys()
@@ -119,31 +180,46 @@ def test_adapters_are_distinct_and_equal_among_arms(workers: FakeWorkers, tmp_pa
     assert described[0] is not None
     assert described[1] is not None
     assert described[0].weights_digest == described[1].weights_digest
-    assert workers.specs["base"].adapters == []
+    assert [one.format for one in described if one] == ["peft", "preft"]
 
 
-def test_nothing_stays_but_the_result_and_the_logs(workers: FakeWorkers, tmp_path: Path) -> None:
-    running.bench(CONFIG, tmp_path, tmp_path / "o" / "r.json")
-    assert sorted(file.name for file in (tmp_path / "o").iterdir()) == [
-        "r.base.log",
-        "r.json",
-        "r.lora.log",
-        "r.lorap.log",
-    ]
-    assert not any(path.exists() for spec in workers.specs.values() for path in [*spec.adapters, spec.requests])
+def test_mixed_ranks_take_turns(engines: FakeEngines, tmp_path: Path) -> None:
+    running.bench(config(rank=[4, 16], arms=["base", "lora", "lorap"]), tmp_path)
+    ranks = [{len(t) for name, t in one.items() if "lora_A" in name} for one in engines.weights["lora"]]
+    assert ranks == [{4}, {16}, {4}]
+    assert {spec.engine_args.get("max_lora_rank") for spec in engines.specs.values()} == {None, 16}
 
 
-def test_ratios(workers: FakeWorkers, tmp_path: Path) -> None:
-    result = running.bench(CONFIG, tmp_path)
-    assert list(result.ratios) == ["lora/base", "lora/lorap", "lorap/base", "lorap/lora"]
-    # req/s: base 5, 4, 2.5; lora 1.25, 1.25, 1; lorap 2.5, 2.5, 2
-    assert result.arms["base"].requests_per_second == Spread(median=4, low=2.5, high=5)
-    assert result.ratios["lorap/base"] == Spread(median=0.625, low=0.4, high=1.0)
-    assert result.ratios["lorap/lora"] == Spread(median=2.0, low=1.6, high=2.5)
+def test_interventions_are_made_for_both_of_their_arms(engines: FakeEngines, tmp_path: Path) -> None:
+    result = running.bench(config(arms=["direftp", "direft"], repeats=1), tmp_path)
+    sets = [result.arms[arm].adapters for arm in ("direftp", "direft")]
+    assert sets[0] is not None
+    assert sets[0] == sets[1]
+    assert engines.specs["direft"].engine_args["max_loras"] == 3
 
 
-def test_the_file_says_what_the_result_says(workers: FakeWorkers, tmp_path: Path) -> None:
-    result = running.bench(CONFIG, tmp_path)
+def test_the_better_of_two_settings_counts(
+    engines: FakeEngines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both: dict[str | None, dict[str, Any]] = {"specialised graphs": {}, "shared graphs": {"compilation_config": {"x": False}}}
+    monkeypatch.setattr("preft_cli.bench.arms.variants", lambda arm, device: both if arm == "lora" else {None: {}})
+    result = running.bench(config(), tmp_path)
+    assert list(result.arms) == ["base", "lora", "lorap"]
+    assert result.arms["lora"].variant == "shared graphs"
+    assert result.arms["lora"].tried.keys() == {"specialised graphs", "shared graphs"}
+    assert result.ratios["lora/base"].median == pytest.approx(0.357, abs=0.001)
+    assert engines.specs["lora-shared-graphs"].engine_args["compilation_config"] == {"x": False}
+
+
+def test_ratios_are_of_repetitions_beside_each_other(engines: FakeEngines, tmp_path: Path) -> None:
+    ratios = running.bench(config(), tmp_path).ratios
+    assert set(ratios) == {"lora/base", "lorap/base", "lora/lorap", "lorap/lora"}
+    assert ratios["lorap/base"].model_dump() == {"median": 0.625, "low": 0.5, "high": 0.8}
+    assert ratios["lorap/lora"].model_dump() == {"median": 2.0, "low": 2.0, "high": 2.0}
+
+
+def test_the_file_says_what_the_result_says(engines: FakeEngines, tmp_path: Path) -> None:
+    result = running.bench(config(), tmp_path, preset="ci")
     assert result.path is not None
     assert result.path.parent == tmp_path / "runs" / "bench"
     data = json.loads(result.path.read_text())
@@ -151,26 +227,60 @@ def test_the_file_says_what_the_result_says(workers: FakeWorkers, tmp_path: Path
     assert data["config"]["bench"]["num_requests"] == 5
     assert {"python", "preft", "torch"} <= data["versions"].keys()
     assert data["hardware"]["cores"] > 0
+    assert data["preset"] == "ci"
+    assert data["prefix_caching"] is False
     assert "path" not in data
     assert BenchResult.model_validate(data).model_copy(update={"path": result.path}) == result
+    assert list(result.path.parent.glob("*.parts")) == []
+
+
+def failing(name: str, number: int) -> Callable[[str, Event], Event]:
+    """Two requests of one repetition of one engine fail."""
+
+    def plant(engine: str, event: Event) -> Event:
+        done = event.repetition
+        if engine != name or done is None or done.number != number:
+            return event
+        bad = done.model_copy(update={"failures": 2, "tokens_produced": 7})
+        return event.model_copy(update={"repetition": bad, "failed": ["rep1-0: 1 of 2 tokens"]})
+
+    return plant
 
 
 def test_a_failed_request_is_counted_and_shown(
-    workers: FakeWorkers, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    engines: FakeEngines, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def plant(result: WorkerResult) -> WorkerResult:
-        if result.arm != "lora":
-            return result
-        bad = result.repetitions[1].model_copy(update={"failures": 2, "tokens_produced": 7})
-        repetitions = [result.repetitions[0], bad, result.repetitions[2]]
-        return result.model_copy(update={"repetitions": repetitions, "failed": ["rep1-0: 1 of 2 tokens"]})
-
-    workers.change = plant
-    result = running.bench(CONFIG, tmp_path)
+    engines.change = failing("lora", 1)
+    result = running.bench(config(), tmp_path)
     assert (result.failures, result.arms["lora"].failures, result.arms["base"].failures) == (2, 2, 0)
     assert result.arms["lora"].requests_per_second.low == 0.75  # 3 good answers in 4 seconds
     print_result(result)
-    assert "2 requests failed" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "2 requests failed" in said
+    assert "rep1-0: 1 of 2 tokens" in said
+
+
+def test_a_failure_of_the_warm_up_counts_too(engines: FakeEngines, tmp_path: Path) -> None:
+    engines.change = failing("lorap", -1)
+    assert running.bench(config(), tmp_path).arms["lorap"].failures == 2
+
+
+def test_a_second_time_that_is_faster_is_said(engines: FakeEngines, tmp_path: Path) -> None:
+    asked = []
+
+    def warm_cache(name: str, event: Event) -> Event:
+        done = event.repetition
+        if name == "lora" and done and done.number == 0:
+            asked.append(done)
+            if len(asked) == 2:
+                return event.model_copy(update={"repetition": done.model_copy(update={"seconds": 2.0})})
+        return event
+
+    engines.change = warm_cache
+    result = running.bench(config(), tmp_path)
+    assert result.same_seed == {"base": 1.0, "lora": 2.0, "lorap": 1.0}
+    (note,) = [note for note in result.notes if "once more" in note]
+    assert note.startswith("lora: the same requests once more were 100% faster")
 
 
 @pytest.mark.parametrize(
@@ -182,12 +292,53 @@ def test_a_failed_request_is_counted_and_shown(
     ],
 )
 def test_arms_that_do_not_compare_are_refused(
-    workers: FakeWorkers, tmp_path: Path, change: dict[str, Any], said: str
+    engines: FakeEngines, tmp_path: Path, change: dict[str, Any], said: str
 ) -> None:
-    workers.change = lambda result: result.model_copy(update=change) if result.arm == "lorap" else result
+    def other(name: str, event: Event) -> Event:
+        if name == "lorap" and event.started:
+            return event.model_copy(update={"started": event.started.model_copy(update=change)})
+        return event
+
+    engines.change = other
     with pytest.raises(UserError, match=said):
-        running.bench(CONFIG, tmp_path, tmp_path / "r.json")
+        running.bench(config(), tmp_path, tmp_path / "r.json")
     assert not (tmp_path / "r.json").exists()
+
+
+def test_an_interrupted_run_goes_on(engines: FakeEngines, tmp_path: Path) -> None:
+    asked = config(engines=2, repeats=1)
+    result = tmp_path / "r.json"
+
+    def crash(name: str, event: Event) -> Event:
+        if name == "lorap":
+            raise UserError("the engine failed")
+        return event
+
+    engines.change = crash
+    with pytest.raises(UserError, match="the engine failed"):
+        running.bench(asked, tmp_path, result)
+    assert engines.happened[-1] == "stop lorap"
+    assert (tmp_path / "r.parts").is_dir()
+    engines.change, engines.happened = lambda name, event: event, []
+    running.bench(asked, tmp_path, result, resume=True)
+    assert engines.happened[:2] == ["start base", "start lorap"]
+    assert "lora 0" not in engines.happened
+    assert result.exists()
+    assert not (tmp_path / "r.parts").exists()
+
+
+def test_going_on_with_other_settings_is_refused(engines: FakeEngines, tmp_path: Path) -> None:
+    def crash(name: str, event: Event) -> Event:
+        if name == "lorap":
+            raise UserError("the engine failed")
+        return event
+
+    engines.change = crash
+    with pytest.raises(UserError):
+        running.bench(config(engines=2, repeats=1), tmp_path, tmp_path / "r.json")
+    with pytest.raises(UserError, match="other settings") as refused:
+        running.bench(config(engines=2, repeats=1, output_len=3), tmp_path, tmp_path / "r.json", resume=True)
+    assert refused.value.exit_code == 2
 
 
 def test_a_shared_file_or_shared_weights_are_refused(tmp_path: Path) -> None:
@@ -200,35 +351,51 @@ def test_a_shared_file_or_shared_weights_are_refused(tmp_path: Path) -> None:
         check_distinct([tmp_path / "c", tmp_path / "d"], ["x", "x"])
 
 
-def test_too_long_requests_and_bad_outputs_are_refused_before_any_work(workers: FakeWorkers, tmp_path: Path) -> None:
-    long = CONFIG.model_copy(update={"bench": CONFIG.bench.model_copy(update={"prompt_len": 63})})
+def test_a_run_with_adapters_that_are_the_same_stops_before_any_engine(
+    engines: FakeEngines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from preft_cli.bench import adapters
+
+    honest = adapters.random_adapter
+    monkeypatch.setattr(adapters, "random_adapter", lambda *args: honest(*args[:4], 7, *args[5:]))
+    with pytest.raises(UserError, match="adapters 0 and 1 share their weights"):
+        running.bench(config(), tmp_path)
+    assert engines.happened == []
+
+
+def test_too_small_a_disk_is_found_out_first(
+    engines: FakeEngines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 10}))
+    with pytest.raises(UserError, match="TMPDIR"):
+        running.bench(config(), tmp_path)
+
+
+def test_too_long_requests_and_bad_outputs_are_refused_before_any_work(engines: FakeEngines, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="allows 64"):
-        running.bench(long, tmp_path)
+        running.bench(config(prompt_len=63), tmp_path)
     with pytest.raises(UserError, match="is a folder"):
-        running.bench(CONFIG, tmp_path, tmp_path)
+        running.bench(config(), tmp_path, tmp_path)
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="cannot write"):
-        running.bench(CONFIG, tmp_path, tmp_path / "file" / "r.json")
-    assert workers.specs == {}
+        running.bench(config(), tmp_path, tmp_path / "file" / "r.json")
+    assert engines.happened == []
 
 
-def test_the_kv_cache_holds_all_requests(workers: FakeWorkers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
-    base = BaseModel("tiny", tmp_path / "tiny", random=True)
-    plan = plan_bench(CONFIG, tmp_path).model_copy(update={"prompt_len": 1000, "num_requests": 10**4})
-    size = kv_cache_bytes(plan, 1000, base)
-    assert size is not None
-    assert size >= 1000 * 1002 * (2 * 2 * 1 * 8 * 4)
-    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "2")
-    assert kv_cache_bytes(plan, 1000, base) is None
-
-
-def test_the_table_fits_a_plain_terminal(workers: FakeWorkers, tmp_path: Path) -> None:
-    result = running.bench(CONFIG, tmp_path)
+def test_the_table_fits_a_plain_terminal(engines: FakeEngines, tmp_path: Path) -> None:
+    result = running.bench(config(), tmp_path)
     with out.capture() as captured:
         print_result(result)
     text = captured.get()
-    assert "0.62 (0.40-1.00)" in text
-    assert "2.00 (1.60-2.50)" in text
+    assert "0.62 (0.50-0.80)" in text
+    assert "2.00 (2.00-2.00)" in text
     assert max(map(len, text.splitlines())) <= 80
     assert "lorap" in text
+
+
+def test_an_arm_that_does_not_fit_is_named(
+    engines: FakeEngines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fitting, "free_memory", lambda plan: 1 << 30)
+    with pytest.raises(UserError, match=r"bench arm base takes at least 1.1 GB, and 0.9 GB are free"):
+        running.bench(config(), tmp_path)
