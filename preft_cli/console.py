@@ -45,7 +45,7 @@ def warn(message: str) -> None:
 
 
 def error(message: str) -> None:
-    """Print `error: message` on stderr. Commands raise `UserError` instead; only `app.main` calls this."""
+    """Print `error: message` on stderr. Commands raise `UserError` instead, unless several things went wrong."""
     _labelled("error:", "bold red", message)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -31,14 +32,20 @@ Json = Annotated[
 ]
 
 
-def load_config(config: Path | None, sets: list[str] | None, *flags: Override, required: bool = False) -> Loaded:
-    """The config of a command. `flags` are options such as `--store` that stand for a key; they win over `--set`.
+def load_config(
+    config: Path | None,
+    sets: list[str] | None,
+    *flags: Override,
+    preset: Sequence[Override] = (),
+    required: bool = False,
+) -> Loaded:
+    """The config of a command: the file, under `preset`, under `--set`, under `flags` such as `--store`.
 
     Without `--config` and without a ./preft.yaml, the defaults serve, unless the command says `required`.
     """
     from preft_cli.config.load import load, load_defaults
 
-    overrides: list[str | Override] = [*(sets or []), *flags]
+    overrides: list[str | Override] = [*preset, *(sets or []), *flags]
     if config is None and not required and not DEFAULT_CONFIG.exists():
         from preft_cli.console import say
 

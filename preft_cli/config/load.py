@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -47,6 +48,11 @@ def load_defaults(root: Path, overrides: Sequence[str | Override] = ()) -> Loade
     return Loaded(_validated(None, "defaults", parsed, problems), None, root.absolute())
 
 
+def changed(config: PreftConfig, overrides: Sequence[Override]) -> PreftConfig:
+    """A loaded config with further values laid over it, checked like all others. ConfigErrors names their origin."""
+    return _validated(None, "config", list(overrides), [], config.model_dump(exclude_unset=True))
+
+
 def _parse(overrides: Sequence[str | Override]) -> tuple[list[Override], list[Problem]]:
     parsed, problems = [], []
     for override in overrides:
@@ -57,8 +63,15 @@ def _parse(overrides: Sequence[str | Override]) -> tuple[list[Override], list[Pr
     return parsed, problems
 
 
-def _validated(document: Document | None, name: str, overrides: list[Override], problems: list[Problem]) -> PreftConfig:
-    data, unset = apply(document.data if document else {}, overrides)
+def _validated(
+    document: Document | None,
+    name: str,
+    overrides: list[Override],
+    problems: list[Problem],
+    below: dict[str, Any] | None = None,
+) -> PreftConfig:
+    """The config of the document (or of the data `below`, where there is none) with the overrides laid over it."""
+    data, unset = apply(document.data if document else below or {}, overrides)
     problems = problems + [Problem(problem.where, problem.text, LAST) for problem in unset]
     try:
         config = PreftConfig.model_validate(data)

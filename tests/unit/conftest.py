@@ -1,13 +1,20 @@
-"""For the tests that patch vLLM in this process, where an engine's front end may have patched it before."""
+"""Fixtures of several test files: upstream's vLLM in a process where it may have been patched before; the command line."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
 from engine_patch import patching
+from preft_cli import app
+
+Run = Callable[..., tuple[int, str, str]]
+"""The fixture `run`."""
 
 
 def _undo() -> None:
@@ -39,3 +46,31 @@ def scheduler_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("scheduler") / "model"
     save_base(folder, max_position_embeddings=256)
     return folder
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    """Run `preft ARGUMENTS` in an empty folder; gives exit code, stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as end:
+            app.main(list(arguments))
+        captured = capfd.readouterr()
+        assert "Traceback" not in captured.err
+        assert isinstance(end.value.code, int)
+        return end.value.code, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Put a module with the given functions in place of a module of this package."""
+
+    def fake(name: str, **functions: Any) -> None:
+        module = ModuleType(name)
+        vars(module).update(functions)
+        monkeypatch.setitem(sys.modules, name, module)
+
+    return fake

@@ -4,7 +4,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,36 +13,7 @@ from pydantic import BaseModel
 from engine_patch.errors import PreftError
 from preft_cli import __version__, app
 from preft_cli.errors import UserError
-
-Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
-    """Run `preft ARGUMENTS` in an empty folder; gives exit code, stdout and stderr."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as end:
-            app.main(list(arguments))
-        captured = capfd.readouterr()
-        assert "Traceback" not in captured.err
-        assert isinstance(end.value.code, int)
-        return end.value.code, captured.out, captured.err
-
-    return run
-
-
-@pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Put a module with the given functions in place of a module of this package."""
-
-    def fake(name: str, **functions: Any) -> None:
-        module = ModuleType(name)
-        vars(module).update(functions)
-        monkeypatch.setitem(sys.modules, name, module)
-
-    return fake
+from tests.unit.conftest import Run
 
 
 @pytest.fixture(autouse=True)
@@ -169,7 +140,7 @@ def test_config_errors_start_their_lines_with_the_place(run: Run) -> None:
     ],
 )
 def test_what_a_command_raises(run: Run, fake: Any, raised: BaseException, code: int, message: str) -> None:
-    def bench(*_: Any) -> None:
+    def bench(*_: Any, **__: Any) -> None:
         raise raised
 
     fake("preft_cli.bench.run", bench=bench)
@@ -183,14 +154,14 @@ def test_a_traceback_for_those_who_ask(
     fake: Any, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PREFT_TRACEBACK", "1")
-    fake("preft_cli.bench.run", bench=lambda *_: 1 / 0)
+    fake("preft_cli.bench.run", bench=lambda *_, **__: 1 / 0)
     with pytest.raises(SystemExit):
         app.main(["bench"])
     assert "Traceback" in capfd.readouterr().err
 
 
 def test_a_missing_package_names_its_extra(run: Run, fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def bench(*_: Any) -> None:
+    def bench(*_: Any, **__: Any) -> None:
         import transformers  # noqa: F401
 
     monkeypatch.setitem(sys.modules, "transformers", None)
@@ -314,17 +285,3 @@ def test_serve_passes_the_servers_exit_code_on(run: Run, fake: Any) -> None:
     assert code == 1
     assert "url" in json.loads(out)
     assert "vllm talks" in err
-
-
-def test_bench_with_failed_requests_exits_1(run: Run, fake: Any, tmp_path: Path) -> None:
-    seen: list[Path | None] = []
-
-    def bench(config: Any, root: Path, out: Path | None) -> Document:
-        seen.append(out)
-        return Document(failures=len(seen))
-
-    fake("preft_cli.bench.run", bench=bench)
-    code, out, _ = run("bench", "--json", "--out", "r.json")
-    assert code == 1
-    assert json.loads(out)["failures"] == 1
-    assert seen == [tmp_path / "r.json"]

@@ -34,19 +34,20 @@ for name in ("torch", "vllm", "transformers", "numpy", "peft", "datasets", "safe
     sys.modules[name] = None
 from preft_cli.app import _run
 codes = [_run(words.split()) for words in (
-    "serve --dry-run", "bench --dry-run", "init --list", "train --set adapter.rnak=1", "train -c nothing.yaml",
+    "serve --dry-run", "bench --dry-run", "bench --sweep rank=4,8 --dry-run",
+    "init --list", "train --set adapter.rnak=1", "train -c nothing.yaml",
 )]
 print(codes, file=sys.stderr)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stderr.splitlines()[-1:] == ["[0, 0, 0, 2, 2]"], done.stderr
+    assert done.stderr.splitlines()[-1:] == ["[0, 0, 0, 0, 2, 2]"], done.stderr
 
 
 def test_ctrl_c_ends_with_130_and_one_word() -> None:
     code = """
 import os, signal, sys, types
 module = types.ModuleType("preft_cli.bench.run")
-module.bench = lambda *_: os.kill(os.getpid(), signal.SIGINT)
+module.bench = lambda *_, **__: os.kill(os.getpid(), signal.SIGINT)
 sys.modules[module.__name__] = module
 from preft_cli.app import main
 main(["bench"])

@@ -1,0 +1,151 @@
+"""`preft bench --sweep num_adapters=1,8,64,512`: the same benchmark for several values of one key.
+
+Each value is a benchmark of its own with a result of its own; the sweep's file sums them up and is written anew after each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from preft_cli.bench.load import load_result
+from preft_cli.bench.results import BenchResult, write_json
+from preft_cli.bench.sweep_result import SweepPoint, SweepResult, Value
+from preft_cli.config.load import changed
+from preft_cli.config.overrides import Override, parse_set
+from preft_cli.config.problems import ConfigErrors, Problem
+from preft_cli.config.schema import BenchConfig, PreftConfig, Section
+from preft_cli.console import say, warn
+from preft_cli.errors import UserError
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The key, and a checked config for each of its values."""
+
+    key: str
+    configs: dict[Value, PreftConfig]
+
+
+def swept_keys() -> list[str]:
+    """Keys of the section `bench` that hold a single value. Not `prompts`: a path makes no file name."""
+    defaults = {key: field.get_default(call_default_factory=True) for key, field in BenchConfig.model_fields.items()}
+    return [key for key, default in defaults.items() if not isinstance(default, list | Section) and key != "prompts"]
+
+
+def parse_sweep(text: str, config: PreftConfig) -> Sweep:
+    """The sweep behind `--sweep KEY=VALUE,VALUE`, each value checked as the config's own are.
+
+    Raises:
+        UserError: with everything that is wrong. Exit code 2.
+    """
+    name, equals, values = text.partition("=")
+    key = name.strip().removeprefix("bench.")
+    origin = f"--sweep {text}"
+    if not equals or not key:
+        raise ConfigErrors([Problem(origin, "expected key=value,value, such as num_adapters=1,8,64")])
+    if key in BenchConfig.model_fields and key not in swept_keys():
+        raise ConfigErrors([Problem(origin, f"bench.{key} cannot be swept; these can: {', '.join(swept_keys())}")])
+    return Sweep(key, _checked(key, _values(values, origin), origin, config))
+
+
+def _values(text: str, origin: str) -> list[Value]:
+    try:
+        values = parse_set(f"values=[{text}]").value
+    except ConfigErrors:
+        values = []
+    if not values or any(isinstance(value, list | dict) for value in values):
+        raise ConfigErrors([Problem(origin, "expected single values with commas between them, such as 1,8,64")])
+    for value in values:
+        if values.count(value) > 1:
+            raise ConfigErrors([Problem(origin, f"the value {value} is named twice")])
+    return list(values)
+
+
+def _checked(key: str, values: list[Value], origin: str, config: PreftConfig) -> dict[Value, PreftConfig]:
+    configs: dict[Value, PreftConfig] = {}
+    problems: list[Problem] = []
+    for value in values:
+        try:
+            configs[value] = changed(config, [Override(("bench", key), value, origin)])
+        except ConfigErrors as bad:
+            problems += bad.problems
+    if problems:
+        raise ConfigErrors(list(dict.fromkeys(problems)))
+    return configs
+
+
+def run_sweep(
+    sweep: Sweep, root: Path, out: Path | None = None, *, resume: bool = False, preset: str | None = None
+) -> SweepResult:
+    """Run the benchmark of each value; one that fails is recorded, and the others go on.
+
+    Args:
+        sweep: from `parse_sweep`.
+        root: folder of the config file.
+        out: the summary's file; the results lie in a folder of its name without the suffix. Default: by the time, under
+            `runs/bench` in `root`.
+        resume: keep the results that are there, if they are of the same config and without failures.
+        preset: the preset's name, for the results.
+    """
+    from preft_cli.bench.run import bench
+
+    path = _summary_path(root, out, resume)
+    folder = path.with_suffix("")
+    folder.mkdir(parents=True, exist_ok=True)
+    files = {value: folder / f"{sweep.key}={value}.json" for value in sweep.configs}
+    for file in files.values():
+        if not resume:  # or a later --resume would mix results of two sweeps
+            file.unlink(missing_ok=True)
+    swept = SweepResult(key=sweep.key, values=list(files), points=[], path=path)
+    for number, (value, config) in enumerate(sweep.configs.items(), start=1):
+        file = files[value]
+        say(f"sweep {number}/{len(sweep.configs)}: {sweep.key}={value}")
+        error = None
+        result = _kept(file, config) if resume else None
+        try:
+            result = result or bench(config, root, file, resume=resume, preset=preset)
+        except UserError as failed:
+            warn(f"{sweep.key}={value}: {failed}")
+            error = str(failed)
+        point = _point(value, f"{folder.name}/{file.name}", result, error)
+        swept = swept.model_copy(update={"points": [*swept.points, point]})
+        write_json(swept, path)
+    return swept
+
+
+def _summary_path(root: Path, out: Path | None, resume: bool) -> Path:
+    if resume and out is None:
+        raise UserError("--sweep with --resume needs --out FILE.json: the sweep that is to go on", 2)
+    path = out or root / "runs" / "bench" / f"{datetime.now(UTC):%Y%m%d-%H%M%S}.json"
+    if path.is_dir() or path.suffix != ".json":
+        said = "a sweep needs the name of a .json file; its results go into a folder beside it"
+        raise UserError(f"--out {path}: {said}", 2)
+    return path
+
+
+def _kept(file: Path, config: PreftConfig) -> BenchResult | None:
+    """The result of an earlier run, if it is one of the same config and nothing in it failed."""
+    try:
+        result = load_result(file)
+    except UserError:
+        return None
+    same = result.config.model_dump(mode="json") == config.model_dump(mode="json")
+    if not same or result.failures:
+        return None
+    say(f"  kept: {file}")
+    return result
+
+
+def _point(value: Value, file: str, result: BenchResult | None, error: str | None) -> SweepPoint:
+    arms: dict[str, Any] = dict(result.arms) if result else {}
+    return SweepPoint(
+        value=value,
+        file=file,
+        requests_per_second={name: arm.requests_per_second for name, arm in arms.items()},
+        ratios=result.ratios if result else {},
+        failures=result.failures if result else 0,
+        error=error,
+    )
