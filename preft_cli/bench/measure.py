@@ -6,13 +6,13 @@ import os
 from collections.abc import Callable, Iterable
 from types import TracebackType
 
-from preft_cli.bench.fit import Block
 from preft_cli.bench.parts import Parts
 from preft_cli.bench.process import EngineProcess
 from preft_cli.bench.results import BlockRun, EngineRun, Repetition
+from preft_cli.bench.schedule import Block
 from preft_cli.console import progress
 
-CORES_TO_START = 4
+CORES_TO_START = 3
 """Engines start side by side where each has so many cores: starting is compiling, mostly."""
 
 

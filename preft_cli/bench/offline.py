@@ -38,8 +38,10 @@ class OfflineEngine:
         from vllm.inputs import TokensPrompt
 
         prompts = [TokensPrompt(prompt_token_ids=request.prompt_token_ids) for request in requests]
-        lengths = [{"min_tokens": request.output_len, "max_tokens": request.output_len} for request in requests]
-        params = [SamplingParams(temperature=0.0, ignore_eos=True, detokenize=False, **length) for length in lengths]
+        params = [
+            SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=request.output_len, detokenize=False)
+            for request in requests
+        ]
         adapters = [self._adapters[request.adapter] for request in requests] if self._adapters else None
         self._llm.reset_prefix_cache()
         before = self._count()

@@ -25,6 +25,8 @@ _ALIKE: dict[str, Any] = {
     "bench.prompts": None,
     "bench.enable_prefix_caching": False,
     "bench.lora_slots": None,
+    "bench.engines": "auto",
+    "serve.gpu_memory_utilization": None,
     "bench.repeats": 3,
 }
 _PAPER: dict[str, Any] = _ALIKE | {

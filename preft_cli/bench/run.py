@@ -50,6 +50,8 @@ def bench(
     Raises:
         UserError: bad settings, an engine that failed, or arms that do not compare.
     """
+    if resume and out is None:
+        raise UserError("--resume needs --out: the file of the run to go on with", exit_code=2)
     created, began = datetime.now(UTC), time.monotonic()
     plan = plan_bench(config, root)
     out = result_path(root, out, created)
@@ -69,7 +71,7 @@ def bench(
     result = BenchResult(
         created=created,
         seconds=time.monotonic() - began,
-        command=sys.argv,
+        command=["preft", *sys.argv[1:]],
         preset=preset,
         config=config,
         model=config.model.base,

@@ -201,7 +201,10 @@ def test_interventions_are_made_for_both_of_their_arms(engines: FakeEngines, tmp
 def test_the_better_of_two_settings_counts(
     engines: FakeEngines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    both: dict[str | None, dict[str, Any]] = {"specialised graphs": {}, "shared graphs": {"compilation_config": {"x": False}}}
+    both: dict[str | None, dict[str, Any]] = {
+        "specialised graphs": {},
+        "shared graphs": {"compilation_config": {"x": False}},
+    }
     monkeypatch.setattr("preft_cli.bench.arms.variants", lambda arm, device: both if arm == "lora" else {None: {}})
     result = running.bench(config(), tmp_path)
     assert list(result.arms) == ["base", "lora", "lorap"]
@@ -396,6 +399,6 @@ def test_the_table_fits_a_plain_terminal(engines: FakeEngines, tmp_path: Path) -
 def test_an_arm_that_does_not_fit_is_named(
     engines: FakeEngines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fitting, "free_memory", lambda plan: 1 << 30)
+    monkeypatch.setattr(fitting, "free_memory", lambda device: 1 << 30)
     with pytest.raises(UserError, match=r"bench arm base takes at least 1.1 GB, and 0.9 GB are free"):
         running.bench(config(), tmp_path)

@@ -120,7 +120,7 @@ MISTAKES = [
     (
         "bench: {arms: [base, lroa]}\n",
         "1:22",
-        "bench.arms.1: expected base or lora or lorap or direftp, found 'lroa' (did you mean lora?)",
+        "bench.arms.1: expected base or lora or lorap or direftp or direft, found 'lroa' (did you mean lora?)",
     ),
     ("bench: {arms: []}\n", "1:15", "bench.arms: needs 1 or more entries"),
     ("serve: {vllm_args: [a]}\n", "1:20", "serve.vllm_args: expected a mapping such as {key: value}, found a list"),
