@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import lru_cache
+from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from engine_patch.base_model import BaseFingerprint
 from engine_patch.residual import is_stream
 from engine_patch.rule import parts
 from preft_cli.bench.arms import ARMS, AdapterFormat
 from preft_cli.bench.footprint import ITEM_BYTES
+from preft_cli.bench.machine import usable_cores
 from preft_cli.bench.plan import BenchPlan
 from preft_cli.bench.results import AdapterSet
 from preft_cli.errors import UserError
@@ -36,6 +39,8 @@ POOL_ELEMENTS = 1 << 25
 
 MANY = 64
 """From so many adapters on, several processes make them."""
+
+MAX_PROCESSES = 16
 
 TORCH_DTYPES = {"float32": "float32", "float16": "float16", "bfloat16": "bfloat16", "auto": "bfloat16"}
 
@@ -61,9 +66,9 @@ class Made(NamedTuple):
 
 
 class Task(NamedTuple):
-    """What a process needs to know to make an adapter."""
+    """What a process needs to know to make adapters of one form."""
 
-    base: BaseModel
+    base: BaseFingerprint
     modules: Modules
     form: Form
     ranks: list[int]
@@ -73,55 +78,69 @@ class Task(NamedTuple):
 
 
 def make_adapters(
-    plan: BenchPlan, base: BaseModel, form: Form, folder: Path, on_file: Callable[[], None] = lambda: None
-) -> Made:
-    """Write the adapters of one form to `folder` and describe them.
+    plan: BenchPlan, base: BaseModel, forms: list[Form], folder: Path, on_file: Callable[[], None] = lambda: None
+) -> dict[Form, Made]:
+    """Write `plan.num_adapters` adapters of each form and describe them.
 
     Args:
+        folder: gets a folder for each form.
         on_file: called after each file.
 
     Raises:
-        UserError: if two adapters are the same (caches would flatter the arm), or the disk is too small.
+        UserError: if two adapters of a form are the same (caches would flatter the arm), or the disk is too small.
     """
     dtype = TORCH_DTYPES[plan.arms[0].engine_args["dtype"]]
     modules = modules_of(base, plan.residual_stream)
-    task = Task(base, modules, form, plan.ranks, plan.seed, dtype, folder)
-    require_space(task, plan.num_adapters)
-    paths, digests = [], []
-    for path, digest in made_in_turn(task, plan.num_adapters):
-        paths.append(path)
-        digests.append(digest)
-        on_file()
-    check_distinct(paths, digests)
-    described = AdapterSet(
-        format=form.adapters,
-        count=len(paths),
-        ranks=plan.ranks,
-        bytes=sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()),
+    tasks = [
+        Task(base.fingerprint, modules, form, plan.ranks, plan.seed, dtype, folder / f"{form.adapters}-{form.method}")
+        for form in forms
+    ]
+    require_space(tasks, plan.num_adapters, folder)
+    for task in tasks:
+        task.folder.mkdir()
+    written = made_in_turn([(task, index) for task in tasks for index in range(plan.num_adapters)])
+    made = {}
+    for task in tasks:
+        paths, digests = [], []
+        for path, digest in islice(written, plan.num_adapters):
+            paths.append(path)
+            digests.append(digest)
+            on_file()
+        check_distinct(paths, digests)
+        made[task.form] = Made(paths, describe(task, digests))
+    return made
+
+
+def describe(task: Task, digests: list[str]) -> AdapterSet:
+    """The files of one form."""
+    return AdapterSet(
+        format=task.form.adapters,
+        count=len(digests),
+        ranks=task.ranks,
+        bytes=sum(file.stat().st_size for file in task.folder.rglob("*") if file.is_file()),
         weights_digest=hashlib.sha256("\n".join(digests).encode()).hexdigest(),
     )
-    return Made(paths, described)
 
 
-def made_in_turn(task: Task, count: int) -> Iterator[tuple[Path, str]]:
-    """Path and digest of each adapter, made by this process or, if they are many, by several."""
-    if count < MANY:
-        yield from (make_one(task, index) for index in range(count))
+def made_in_turn(jobs: list[tuple[Task, int]]) -> Iterator[tuple[Path, str]]:
+    """Path and digest of each adapter, in order, made by this process or, if they are many, by several."""
+    if len(jobs) < MANY:
+        yield from itertools.starmap(make_one, jobs)
         return
-    processes = max(1, min(16, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1))
     # A fork would take over torch's threads in an unknown state.
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        yield from pool.map(make_one, [task] * count, range(count), chunksize=8)
+    with ProcessPoolExecutor(min(MAX_PROCESSES, usable_cores()), mp_context=get_context("spawn")) as pool:
+        yield from pool.map(make_one, *zip(*jobs, strict=True), chunksize=8)
 
 
 def make_one(task: Task, index: int) -> tuple[Path, str]:
     """Write adapter `index`; its path, and the digest of its weights whatever their form."""
     rank = task.ranks[index % len(task.ranks)]
-    adapter = random_adapter(task.base, task.modules, task.form.method, rank, (task.seed << 20) + index, task.dtype)
+    seed = (task.seed << 20) + index
+    adapter = random_adapter(task.base, task.modules, task.form.method, rank, seed, task.dtype)
     return write(adapter, task.form, task.folder / f"adapter-{index:05d}"), weights_digest(adapter)
 
 
-def random_adapter(base: BaseModel, modules: Modules, method: str, rank: int, seed: int, dtype: str) -> Adapter:
+def random_adapter(base: BaseFingerprint, modules: Modules, method: str, rank: int, seed: int, dtype: str) -> Adapter:
     """Small random weights for every module that `method` acts on: windows into one pool of them, drawn from `seed`."""
     import torch
 
@@ -147,7 +166,7 @@ def random_adapter(base: BaseModel, modules: Modules, method: str, rank: int, se
         )
         for name, (size_in, size_out) in shapes.items()
     }
-    return Adapter(method=method, base=base.fingerprint, pairs=pairs, meta={"source": "preft bench"})
+    return Adapter(method=method, base=base, pairs=pairs, meta={"source": "preft bench"})
 
 
 @lru_cache(maxsize=1)
@@ -185,20 +204,22 @@ def write(adapter: Adapter, form: Form, stem: Path) -> Path:
     return stem
 
 
-def require_space(task: Task, count: int) -> None:
+def require_space(tasks: list[Task], count: int, folder: Path) -> None:
     """Find out now, not after minutes of writing, that the disk is too small.
 
     Raises:
         UserError: says how much is missing, and how to use another disk.
     """
-    shapes = task.modules.linear if "lora" in parts(task.form.method) else task.modules.streams
-    rank_bytes = sum(map(sum, shapes.values())) * ITEM_BYTES[task.dtype]
-    needed = sum(task.ranks[index % len(task.ranks)] for index in range(count)) * rank_bytes
-    free = shutil.disk_usage(task.folder).free
+    needed = 0
+    for task in tasks:
+        shapes = task.modules.linear if "lora" in parts(task.form.method) else task.modules.streams
+        ranks = sum(task.ranks[index % len(task.ranks)] for index in range(count))
+        needed += ranks * sum(map(sum, shapes.values())) * ITEM_BYTES[task.dtype]
+    free = shutil.disk_usage(folder).free
     if needed > free:
         raise UserError(
-            f"bench: {count} adapters of this kind take {needed / 1e9:.1f} GB, and {task.folder.parent} has"
-            f" {free / 1e9:.1f} GB free; set TMPDIR to a larger disk, or lower bench.num_adapters or bench.rank"
+            f"bench: {count} adapters for each arm take {needed / 1e9:.1f} GB, and {folder.parent} has {free / 1e9:.1f} GB"
+            " free; set TMPDIR to a larger disk, or lower bench.num_adapters or bench.rank"
         )
 
 

@@ -61,11 +61,13 @@ def ordered(arms: list[str]) -> list[str]:
     return [BASE, *(arm for arm in arms if arm != BASE)]
 
 
-def variants(arm: str, device: Device) -> dict[str | None, dict[str, Any]]:
+def variants(arm: str, device: Device, bench: BenchConfig) -> dict[str | None, dict[str, Any]]:
     """Settings of the arm that are tried, by name: the better one counts. Most arms have one, without a name."""
-    if arm == "lora" and device == "gpu":
-        return {"specialised graphs": {}, "shared graphs": SHARED_GRAPHS}
-    return {None: {}}
+    if arm != "lora" or device == "cpu":
+        return {None: {}}
+    graphs: dict[str, dict[str, Any]] = {"specialised": {}, "shared": SHARED_GRAPHS}
+    chosen = list(graphs) if bench.lora_graphs == "both" else [bench.lora_graphs]
+    return {f"{name} graphs": graphs[name] for name in chosen}
 
 
 def adapter_args(kind: ArmKind, bench: BenchConfig) -> dict[str, Any]:

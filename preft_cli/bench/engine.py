@@ -63,8 +63,8 @@ class Engine(Protocol):
     patch: list[dict[str, Any]]
     """Status of preft's plugin in each process of the engine; empty for the stock engine."""
 
-    def answer(self, requests: list[Request]) -> Answered:
-        """Answer all of them, from an empty prefix cache, and time it."""
+    def answer(self, requests: list[Request], *, warm_up: bool = False) -> Answered:
+        """Answer all of them, from an empty prefix cache, and time it; to warm up, as fast as they come."""
 
     def stop(self) -> None:
         """End it."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
 from types import TracebackType
 
+from preft_cli.bench.machine import usable_cores
 from preft_cli.bench.parts import Parts
 from preft_cli.bench.process import EngineProcess
 from preft_cli.bench.results import BlockRun, EngineRun, Repetition
@@ -51,7 +51,7 @@ class Engines:
         if not missing:
             return {name: self._run(name) for name in names}
         with progress(f"bench: starting {', '.join(missing)}", total=len(missing), unit="engines") as bar:
-            for group in chunks(missing, max(1, (os.cpu_count() or 1) // CORES_TO_START)):
+            for group in chunks(missing, max(1, usable_cores() // CORES_TO_START)):
                 for name in group:
                     self._alive[name] = self._start(name)
                 for name in group:

@@ -32,7 +32,7 @@ class OfflineEngine:
         self.settings = engine_settings(self._llm.llm_engine.vllm_config)
         self.patch = patch_status(self._llm) if spec.plugin else []
 
-    def answer(self, requests: list[Request]) -> Answered:
+    def answer(self, requests: list[Request], *, warm_up: bool = False) -> Answered:
         """See `Engine.answer`."""
         from vllm import SamplingParams
         from vllm.inputs import TokensPrompt

@@ -145,7 +145,7 @@ def plan_arm(arm: str, config: PreftConfig, shared: dict[str, Any], device: Devi
             environment=arms.environment(kind),
             engine_args={**shared, **arms.adapter_args(kind, config.bench), **settings},
         )
-        for variant, settings in arms.variants(arm, device).items()
+        for variant, settings in arms.variants(arm, device, config.bench).items()
     ]
 
 

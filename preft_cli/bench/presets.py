@@ -25,6 +25,7 @@ _ALIKE: dict[str, Any] = {
     "bench.prompts": None,
     "bench.enable_prefix_caching": False,
     "bench.lora_slots": None,
+    "bench.lora_graphs": "both",
     "bench.engines": "auto",
     "serve.gpu_memory_utilization": None,
     "bench.repeats": 3,
@@ -42,6 +43,8 @@ _PAPER: dict[str, Any] = _ALIKE | {
     "bench.dtype": "bfloat16",
     "serve.tensor_parallel_size": 1,
 }
+# So many that the engines of an 8B model, each with its own KV cache, fit into one GPU of 141 GB side by side.
+_LARGER: dict[str, Any] = {"bench.max_num_seqs": 128}
 
 PRESETS: dict[str, Preset] = {
     "ci": Preset(
@@ -69,11 +72,11 @@ PRESETS: dict[str, Preset] = {
     ),
     "paper-8b": Preset(
         "the same on the shape of Llama 3.1 8B",
-        _PAPER | {"model.base": "random:llama-3.1-8b"},
+        _PAPER | _LARGER | {"model.base": "random:llama-3.1-8b"},
     ),
     "paper-70b": Preset(
         "the same on the shape of Llama 3.1 70B, on four GPUs",
-        _PAPER | {"model.base": "random:llama-3.1-70b", "serve.tensor_parallel_size": 4},
+        _PAPER | _LARGER | {"model.base": "random:llama-3.1-70b", "serve.tensor_parallel_size": 4},
     ),
     "s-lora": Preset(
         "like S-LoRA (arXiv 2311.03285): ranks 8 to 64, lengths even in 8 to 512, popularity of adapters by a power law; "

@@ -124,15 +124,14 @@ def result_path(root: Path, out: Path | None, created: datetime) -> Path:
 
 
 def all_adapters(fitted: FittedPlan, base: BaseModel, scratch: Path) -> dict[Form, Made]:
-    """The adapters of all arms, each form once."""
-    plan, made = fitted.plan, {}
+    """The adapters of all arms; arms of one form share them."""
+    plan = fitted.plan
     forms = [form for form in dict.fromkeys(map(Form.of, config_arms(fitted))) if form]
-    for form in forms:
-        folder = scratch / f"{form.adapters}-{form.method}"
-        folder.mkdir()
-        with progress(f"bench: making {form.method} adapters", total=plan.num_adapters, unit="adapters") as bar:
-            made[form] = make_adapters(plan, base, form, folder, bar.advance)
-    return made
+    if not forms:
+        return {}
+    total = plan.num_adapters * len(forms)
+    with progress("bench: making adapters", total=total, unit="adapters") as bar:
+        return make_adapters(plan, base, forms, scratch, bar.advance)
 
 
 def run_blocks(

@@ -109,7 +109,7 @@ def start_engine(spec: EngineSpec) -> Engine:
 
 def measured(engine: Engine, requests: list[Request], number: int, phase: Literal["warm", "measured"]) -> Event:
     """Let the engine answer `requests` and judge what came back."""
-    repetition, failed = judge(requests, engine.answer(requests), number)
+    repetition, failed = judge(requests, engine.answer(requests, warm_up=number < 0), number)
     return Event(phase=phase, repetition=repetition, failed=failed[:SHOWN_FAILURES])
 
 

@@ -216,6 +216,11 @@ class BenchConfig(Section):
     lora_slots: PositiveInt | None = Field(
         None, description="Adapter slots of stock multi-LoRA; default: as many as fit, up to num_adapters."
     )
+    lora_graphs: Literal["both", "specialised", "shared"] = Field(
+        "both",
+        description="CUDA graphs of stock multi-LoRA: further sets for fewer or no adapters (specialised), one set with LoRA "
+        "for all batches (shared), or both in turn, and the faster one counts. A CPU has none.",
+    )
     repeats: PositiveInt = Field(3, description="Timed repetitions of each arm; the median counts.")
     engines: PositiveInt | Literal["auto"] = Field(
         "auto",

@@ -133,7 +133,7 @@ def serve(options: argparse.Namespace) -> None:
             for index in range(options.requests):
                 path = Path(folder) / f"a{index}.preft"
                 dtype = options.dtype if options.dtype != "auto" else "bfloat16"
-                write_ref(path, random_adapter(base, modules_of(base), method, options.rank, index, dtype))
+                write_ref(path, random_adapter(base.fingerprint, modules_of(base), method, options.rank, index, dtype))
                 adapters[index] = lora_request(f"a{index}", path)
         llm = LLM(**engine_args(options, base, bool(method)))
         print(json.dumps({"rate": 0}), flush=True)

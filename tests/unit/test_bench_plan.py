@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from preft_cli.bench import plan as planning
-from preft_cli.bench.arms import ARMS, adapter_args, ordered
+from preft_cli.bench.arms import ARMS, adapter_args, ordered, variants
 from preft_cli.bench.device import resolve_dtype
 from preft_cli.bench.plan import BenchPlan, plan_bench
 from preft_cli.bench.workload import distinct_prompts, failure, make_workload
@@ -48,8 +48,8 @@ def test_only_preft_runs_with_the_plugin() -> None:
 
 def test_base_is_always_there() -> None:
     assert ordered(["lorap"]) == ["base", "lorap"]
-    assert ordered(["lora", "base"]) == ["lora", "base"]
-    assert any("base added" in note for note in plan(arms=["lorap"]).notes)
+    assert ordered(["lora", "base"]) == ["base", "lora"]
+    assert any("arm base added" in note for note in plan(arms=["lorap"]).notes)
 
 
 @pytest.mark.parametrize("arms", [["lora", "lora"], ["base", "lorra"]])
@@ -121,10 +121,11 @@ def test_adapters_take_turns_and_the_warm_up_touches_all() -> None:
 def test_prompts_differ_even_when_first_tokens_cannot() -> None:
     import random
 
-    prompts = distinct_prompts(random.Random(0), count=100, length=4, vocab_size=4)
+    prompts = distinct_prompts(random.Random(0), [4, 5] * 50, vocab_size=4)
     assert len({tuple(prompt) for prompt in prompts}) == 100
+    assert [len(prompt) for prompt in prompts] == [4, 5] * 50
     with pytest.raises(UserError, match="prompt_len"):
-        distinct_prompts(random.Random(0), count=17, length=2, vocab_size=4)
+        distinct_prompts(random.Random(0), [2] * 17, vocab_size=4)
 
 
 def test_a_short_or_stopped_answer_is_a_failure() -> None:
@@ -133,3 +134,48 @@ def test_a_short_or_stopped_answer_is_a_failure() -> None:
     assert failure(request, 7, "length") is not None
     assert failure(request, 8, "stop") is not None
     assert "3 of 8" in str(failure(request, 3, "abort"))
+
+
+def test_lengths_are_drawn_evenly_and_alike_in_all_repetitions() -> None:
+    made = make_workload(plan(prompt_len=[2, 9], output_len=[3, 5], num_requests=200), VOCAB)
+    shapes = [[(len(one.prompt_token_ids), one.output_len) for one in repetition] for repetition in made.repetitions]
+    assert shapes[0] == shapes[1]
+    assert {prompt for prompt, _ in shapes[0]} == set(range(2, 10))
+    assert {output for _, output in shapes[0]} == {3, 4, 5}
+    assert made.longest == (9, 5)
+
+
+def test_zipf_asks_for_few_adapters_most_of_the_time() -> None:
+    asked = {choice: adapters(choice) for choice in ("zipf", "uniform")}
+    assert asked["zipf"].count(0) > 4 * asked["uniform"].count(0)
+    assert len(set(asked["uniform"])) == 50
+    steep = adapters("zipf", zipf_exponent=3.0)
+    assert steep.count(0) > asked["zipf"].count(0)
+
+
+def adapters(choice: str, **bench: Any) -> list[int]:
+    made = make_workload(plan(adapter_choice=choice, num_adapters=50, num_requests=600, **bench), 10_000)
+    return [request.adapter for request in made.repetitions[0]]
+
+
+def test_given_prompts_are_used_in_turn() -> None:
+    made = make_workload(plan(), VOCAB, prompts=[[1, 2], [3]])
+    given = [one.prompt_token_ids for one in (*made.warmup, *made.repetitions[0])]
+    assert given[:4] == [[1, 2], [3], [1, 2], [3]]
+    assert made.longest == (2, 8)
+
+
+def test_multi_lora_is_tried_with_both_kinds_of_graphs_on_a_gpu() -> None:
+    assert list(variants("lora", "cpu", BenchConfig())) == [None]
+    assert list(variants("lora", "gpu", BenchConfig())) == ["specialised graphs", "shared graphs"]
+    assert list(variants("lora", "gpu", BenchConfig(lora_graphs="shared"))) == ["shared graphs"]
+    assert list(variants("lorap", "gpu", BenchConfig())) == [None]
+
+
+def test_arms_that_adapt_all_tokens_have_the_slots_of_multi_lora() -> None:
+    sizes = BenchConfig(num_adapters=100, gpu_slots=8)
+    assert [adapter_args(ARMS[arm], sizes)["max_loras"] for arm in ("lora", "direft", "lorap", "direftp")] == [
+        *(100, 100),
+        *(8, 8),
+    ]
+    assert adapter_args(ARMS["lora"], BenchConfig(num_adapters=100, lora_slots=16))["max_loras"] == 16

@@ -177,7 +177,8 @@ class FakeEngine:
     def __init__(self, short: str = "") -> None:
         self.short, self.stopped = short, False
 
-    def answer(self, requests: list[Request]) -> Answered:
+    def answer(self, requests: list[Request], *, warm_up: bool = False) -> Answered:
+        assert warm_up == (len(requests) == 2)
         answers = [Answer(one.output_len - (one.id == self.short), "length") for one in requests]
         return Answered(2.0, answers, COUNTERS, None)
 

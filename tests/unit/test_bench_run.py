@@ -190,6 +190,14 @@ def test_mixed_ranks_take_turns(engines: FakeEngines, tmp_path: Path) -> None:
     assert {spec.engine_args.get("max_lora_rank") for spec in engines.specs.values()} == {None, 16}
 
 
+def test_many_are_made_by_several_processes(engines: FakeEngines, tmp_path: Path) -> None:
+    running.bench(config(num_adapters=40, repeats=1), tmp_path)
+    lora, lorap = engines.weights["lora"], engines.weights["lorap"]
+    assert len(lora) == len(lorap) == 40
+    assert all(one[name].equal(other[name]) for one, other in zip(lora, lorap, strict=True) for name in one)
+    assert [path.name for path in engines.specs["lora"].adapters] == [f"adapter-{index:05d}" for index in range(40)]
+
+
 def test_interventions_are_made_for_both_of_their_arms(engines: FakeEngines, tmp_path: Path) -> None:
     result = running.bench(config(arms=["direftp", "direft"], repeats=1), tmp_path)
     sets = [result.arms[arm].adapters for arm in ("direftp", "direft")]
@@ -205,7 +213,9 @@ def test_the_better_of_two_settings_counts(
         "specialised graphs": {},
         "shared graphs": {"compilation_config": {"x": False}},
     }
-    monkeypatch.setattr("preft_cli.bench.arms.variants", lambda arm, device: both if arm == "lora" else {None: {}})
+    monkeypatch.setattr(
+        "preft_cli.bench.arms.variants", lambda arm, device, bench: both if arm == "lora" else {None: {}}
+    )
     result = running.bench(config(), tmp_path)
     assert list(result.arms) == ["base", "lora", "lorap"]
     assert result.arms["lora"].variant == "shared graphs"

@@ -13,6 +13,7 @@ from preft_cli.bench.online.readings import read_counters, read_settings
 from preft_cli.bench.online.server import Server
 from preft_cli.bench.results import Counters
 from preft_cli.bench.workload import Request
+from preft_cli.config.schema import LoadConfig
 from preft_cli.serving.status import fetch
 
 
@@ -31,9 +32,7 @@ class OnlineEngine:
         port = free_port()
         self._server = Server(server_command(spec, port), port)
         try:
-            import_module(
-                "vllm.benchmarks.serve"
-            )  # takes as long as a good part of the server's start: so now, beside it
+            import_module("vllm.benchmarks.serve")  # takes a good part of the server's start: so now, beside it
             self._server.wait_ready()
             self.settings = read_settings(self._server.get("/server_info?config_format=json"))
             self.patch = self._patch_status() if spec.plugin else []
@@ -41,7 +40,7 @@ class OnlineEngine:
             self._server.stop()
             raise
 
-    def answer(self, requests: list[Request]) -> Answered:
+    def answer(self, requests: list[Request], *, warm_up: bool = False) -> Answered:
         """See `Engine.answer`. With adapters, each request goes to the model name of its own."""
         self._server.reset_prefix_cache()
         before = self._count()
@@ -49,7 +48,7 @@ class OnlineEngine:
             self._server.url,
             requests,
             [self._names[request.adapter % len(self._names)] for request in requests],
-            self._spec.load,
+            LoadConfig() if warm_up else self._spec.load,
             closed_loop=self.settings["max_num_seqs"],
             seed=self._spec.seed,
         )
