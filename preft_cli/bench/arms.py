@@ -88,6 +88,10 @@ def adapter_args(kind: ArmKind, bench: BenchConfig) -> dict[str, Any]:
     return args
 
 
-def environment(kind: ArmKind) -> dict[str, str | None]:
+def environment(kind: ArmKind, device: Device, mode: str) -> dict[str, str | None]:
     """Environment of the arm's process on top of the caller's; None removes a variable."""
-    return {"PREFT_DISABLE": None if kind.plugin else "1"}
+    made: dict[str, str | None] = {"PREFT_DISABLE": None if kind.plugin else "1"}
+    if device == "cpu" and mode == "offline":
+        # Without async scheduling, a process of its own does nothing for the engine core but import vLLM once more.
+        made["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    return made

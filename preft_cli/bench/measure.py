@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 
-from preft_cli.bench.machine import usable_cores
 from preft_cli.bench.parts import Parts
 from preft_cli.bench.process import EngineProcess
 from preft_cli.bench.results import BlockRun, EngineRun, Repetition
 from preft_cli.bench.schedule import Block
 from preft_cli.console import progress
 
-CORES_TO_START = 3
-"""Engines start side by side where each has so many cores: starting is compiling, mostly."""
-
 
 class Engines:
     """The engines that are alive; leaving the context ends them."""
 
-    def __init__(self, start: Callable[[str], EngineProcess]) -> None:
-        """`start` makes the process of an engine by name."""
-        self._start, self._alive = start, dict[str, EngineProcess]()
+    def __init__(self, start: Callable[[str], EngineProcess], at_once: int = 1) -> None:
+        """`start` makes the process of an engine by name; so many start side by side."""
+        self._start, self._at_once = start, at_once
+        self._alive: dict[str, EngineProcess] = {}
 
     def __enter__(self) -> Engines:
         return self
@@ -29,8 +27,7 @@ class Engines:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for process in self._alive.values():
-            process.stop(idle=kind is None)
+        self._end(list(self._alive), idle=kind is None)
 
     def __getitem__(self, name: str) -> EngineProcess:
         return self._alive[name]
@@ -44,20 +41,25 @@ class Engines:
         Raises:
             UserError: an engine did not come up.
         """
-        for name in [name for name in self._alive if name not in names]:
-            self._alive.pop(name).stop()
+        self._end([name for name in self._alive if name not in names])
         missing = [name for name in names if name not in self._alive]
         runs = {}
         if not missing:
             return {name: self._run(name) for name in names}
         with progress(f"bench: starting {', '.join(missing)}", total=len(missing), unit="engines") as bar:
-            for group in chunks(missing, max(1, usable_cores() // CORES_TO_START)):
-                for name in group:
-                    self._alive[name] = self._start(name)
-                for name in group:
-                    runs[name] = self._welcome(name)
-                    bar.advance()
+            for number, name in enumerate(missing):
+                for starting in missing[: number + self._at_once]:
+                    if starting not in self._alive:
+                        self._alive[starting] = self._start(starting)
+                runs[name] = self._welcome(name)
+                bar.advance()
         return {name: runs.get(name) or self._run(name) for name in names}
+
+    def _end(self, names: list[str], *, idle: bool = True) -> None:
+        """End these side by side: each takes some seconds to take its engine down."""
+        ending = [self._alive.pop(name) for name in names]
+        with ThreadPoolExecutor(max(1, len(ending))) as pool:
+            list(pool.map(lambda process: process.stop(idle=idle), ending))
 
     def _welcome(self, name: str) -> EngineRun:
         process = self._alive[name]
@@ -73,11 +75,6 @@ class Engines:
     def _run(self, name: str) -> EngineRun:
         log = self._alive[name].log.name
         return EngineRun(started=[], repetitions=[], again=[], failures=0, failed=[], log=log)
-
-
-def chunks(names: list[str], size: int) -> Iterable[list[str]]:
-    """The names, `size` at a time."""
-    return (names[at : at + size] for at in range(0, len(names), size))
 
 
 def measure_blocks(blocks: list[Block], engines: Engines, parts: Parts) -> list[BlockRun]:

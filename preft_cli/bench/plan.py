@@ -142,7 +142,7 @@ def plan_arm(arm: str, config: PreftConfig, shared: dict[str, Any], device: Devi
             variant=variant,
             description=kind.description,
             adapters=kind.adapters,
-            environment=arms.environment(kind),
+            environment=arms.environment(kind, device, config.bench.mode),
             engine_args={**shared, **arms.adapter_args(kind, config.bench), **settings},
         )
         for variant, settings in arms.variants(arm, device, config.bench).items()

@@ -59,7 +59,7 @@ PRESETS: dict[str, Preset] = {
             "bench.rank": 8,
             "bench.num_requests": 8,
             "bench.prompt_len": 32,
-            "bench.output_len": 16,
+            "bench.output_len": 8,
             "bench.max_num_seqs": 8,
             "bench.repeats": 2,
             "bench.dtype": "auto",

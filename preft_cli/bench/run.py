@@ -15,6 +15,7 @@ from preft_cli.bench.adapters import Form, Made, make_adapters
 from preft_cli.bench.arms import ARMS
 from preft_cli.bench.assemble import arm_results, measured_notes, second_times
 from preft_cli.bench.comparable import check_comparable
+from preft_cli.bench.device import Device
 from preft_cli.bench.engine import EngineSpec
 from preft_cli.bench.fit import FittedPlan, fit
 from preft_cli.bench.footprint import model_config
@@ -30,6 +31,9 @@ from preft_cli.config.schema import PreftConfig
 from preft_cli.console import progress
 from preft_cli.errors import UserError
 from preft_cli.models import BaseModel, resolve
+
+CORES_TO_START: dict[Device, int] = {"cpu": 1, "gpu": 3}
+"""Cores of an engine that starts: on a CPU that is importing, mostly, on a GPU compiling."""
 
 
 def bench(
@@ -162,7 +166,8 @@ def run_blocks(
         )
         return EngineProcess(name, spec, arm.environment, requests, out.with_name(f"{out.stem}.{name}{number}.log"))
 
-    with Engines(start) as engines:
+    at_once = max(1, machine.usable_cores() // CORES_TO_START[plan.device])
+    with Engines(start, at_once) as engines:
         return measure_blocks(fitted.blocks, engines, parts)
 
 

@@ -90,7 +90,9 @@ class Engine:
     """The process of one arm: a line to its standard input is answered by the rate of one repetition."""
 
     def __init__(self, arm: str) -> None:
-        changes = environment(ARMS[arm])
+        changes = environment(
+            ARMS[arm], find_device(), "online"
+        )  # the engine in a process of its own, as a server has it
         kept = {name: value for name, value in os.environ.items() if changes.get(name, "") is not None}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.benchmarks.bench_decode", *sys.argv[1:], "--serve", arm],

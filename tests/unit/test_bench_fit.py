@@ -54,14 +54,16 @@ def test_a_small_model_fits_side_by_side(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_larger_one_takes_turns_with_some(monkeypatch: pytest.MonkeyPatch) -> None:
     found = fitted("paper-8b", H200, monkeypatch)
-    assert engines(found) == [["base", LORA[0], "lorap", "direftp"], ["base", LORA[1]]]
+    assert engines(found) == [["base", *LORA], ["base", "lorap", "direftp"]]
+    alone = fitted("paper-8b", H200, monkeypatch, "bench.lora_graphs=specialised")
+    assert engines(alone) == [["base", LORA[0], "lorap", "direftp"]]
     assert args(found, LORA[0])["max_loras"] == 512
     assert 15e9 < found.footprints["base"].weights < 17e9
 
 
 def test_slots_of_multi_lora_are_as_many_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = fitted("paper-8b", H100 // 2, monkeypatch)
-    assert 0 < args(found, LORA[0])["max_loras"] < 100
+    found = fitted("paper-8b", 35 * 10**9, monkeypatch)
+    assert 0 < args(found, LORA[0])["max_loras"] < 150
     assert any("slots for 512 adapters" in note for note in found.notes)
     given = fitted("paper-8b", H100, monkeypatch, "bench.lora_slots=64")
     assert args(given, LORA[0])["max_loras"] == 64
@@ -76,9 +78,9 @@ def test_what_cannot_share_memory_is_alone_and_started_anew(monkeypatch: pytest.
 
 
 def test_a_small_memory_gives_a_smaller_kv_cache_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = fitted("paper-8b", 32 * 10**9, monkeypatch)
+    found = fitted("paper-8b", 28 * 10**9, monkeypatch)
     assert len({arm.engine_args["kv_cache_memory_bytes"] for arm in found.plan.arms}) == 1
-    assert any("memory has no room for all of 256 requests" in note for note in found.notes)
+    assert any("memory has no room for all of 128 requests" in note for note in found.notes)
 
 
 def test_no_more_engines_than_asked_for() -> None:
