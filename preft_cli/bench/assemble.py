@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from preft_cli.bench.plan import ArmPlan, BenchPlan
 from preft_cli.bench.ratios import same_seed
-from preft_cli.bench.results import AdapterSet, ArmResult, BlockRun, EngineRun, Spread
+from preft_cli.bench.results import AdapterSet, ArmResult, BlockRun, Counters, EngineRun, Spread
 from preft_cli.bench.worker import SHOWN_FAILURES
 
 SAME = 0.05
@@ -45,6 +45,7 @@ def arm_result(arm: ArmPlan, runs: Sequence[EngineRun], adapters: AdapterSet | N
     """What one engine did in all blocks, with the statistics of its repetitions."""
     repetitions = [one for run in runs for one in run.repetitions]
     rates = Spread.of([one.requests_per_second for one in repetitions])
+    counted = Counters.total([one.counters for one in repetitions])
     return ArmResult(
         arm=arm.arm,
         description=arm.description,
@@ -59,6 +60,9 @@ def arm_result(arm: ArmPlan, runs: Sequence[EngineRun], adapters: AdapterSet | N
         requests_per_second=rates,
         output_tokens_per_second=Spread.of([one.tokens_per_second for one in repetitions]),
         seconds=Spread.of([one.seconds for one in repetitions]),
+        preemptions=counted.preemptions,
+        prefix_cache_hit_rate=counted.prefix_cache_hits / max(1, counted.prefix_cache_queries),
+        adapter_loads=counted.adapter_loads,
         failures=sum(run.failures for run in runs),
         failed=[reason for run in runs for reason in run.failed][:SHOWN_FAILURES],
         logs=sorted({run.log for run in runs}),
@@ -80,9 +84,11 @@ def measured_notes(arms: Mapping[str, ArmResult], second: Mapping[str, float]) -
         if abs(value - 1) > SAME
     ]
     for name, arm in arms.items():
-        if preempted := sum(one.counters.preemptions for one in arm.repetitions):
-            found.append(f"{name}: {preempted} preemptions; the KV cache does not hold all requests that run at once")
-        if arm.tried:
+        if arm.preemptions:
+            found.append(
+                f"{name}: {arm.preemptions} preemptions; the KV cache does not hold all requests that run at once"
+            )
+        if len(arm.tried) > 1:
             rates = ", ".join(f"{variant} {rate.median:.1f} req/s" for variant, rate in arm.tried.items())
             found.append(f"{name}: {rates}; the better one counts")
     return found

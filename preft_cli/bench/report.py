@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import median
 
 from rich import box
 from rich.table import Table
 
-from preft_cli.bench.results import ArmResult, BenchResult, Spread
+from preft_cli.bench.numbers import number, spread, tokens
+from preft_cli.bench.results import ArmResult, BenchResult
 from preft_cli.console import out, say, warn
 
 
@@ -15,6 +17,8 @@ def print_result(result: BenchResult) -> None:
     """Print arms, ratios and where the result lies; failures as warnings."""
     out.print(title(result), markup=False, highlight=False, soft_wrap=True)
     out.print(table(result))
+    if any(one.latency for arm in result.arms.values() for one in arm.repetitions):
+        out.print(latency_table(result))
     for note in result.notes:
         say(f"note: {note}")
     for name, arm in result.arms.items():
@@ -29,18 +33,13 @@ def print_result(result: BenchResult) -> None:
 def title(result: BenchResult) -> str:
     """Two lines: what was asked of whom."""
     bench = result.config.bench
-    prompts = bench.prompts.name if bench.prompts else f"{length(bench.prompt_len)} tokens"
+    prompts = bench.prompts.name if bench.prompts else f"{tokens(bench.prompt_len)} tokens"
     ranks = bench.rank if isinstance(bench.rank, list) else [bench.rank]
     return (
         f"{Path(result.model).name} on {result.device}, {bench.mode}: {bench.num_requests} requests of {prompts} +"
-        f" {length(bench.output_len)} tokens,\n{bench.num_adapters} adapters of rank {', '.join(map(str, ranks))};"
+        f" {tokens(bench.output_len)} tokens,\n{bench.num_adapters} adapters of rank {', '.join(map(str, ranks))};"
         f" median of {bench.repeats} repetitions, ratios with their range"
     )
-
-
-def length(tokens: int | list[int]) -> str:
-    """`64`, or `8 to 512`."""
-    return f"{tokens[0]} to {tokens[1]}" if isinstance(tokens, list) else str(tokens)
 
 
 def table(result: BenchResult) -> Table:
@@ -54,23 +53,34 @@ def table(result: BenchResult) -> Table:
     return made
 
 
+def latency_table(result: BenchResult) -> Table:
+    """What users waited for, in milliseconds: medians over the repetitions."""
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    made.add_column("arm", no_wrap=True)
+    for heading in ("ttft p50", "p99", "tpot p50", "p99", "end p50", "p99", "goodput"):
+        made.add_column(heading, justify="right", no_wrap=True)
+    for name, arm in result.arms.items():
+        seen = [one.latency for one in arm.repetitions if one.latency]
+        if seen:
+            columns = [
+                [getattr(getattr(one, metric), at) for one in seen]
+                for metric in ("ttft_ms", "tpot_ms", "e2el_ms")
+                for at in ("p50", "p99")
+            ]
+            goodput = [one.goodput for one in seen if one.goodput is not None]
+            made.add_row(
+                name, *(number(median(column)) for column in columns), number(median(goodput)) if goodput else "-"
+            )
+    return made
+
+
 def cells(name: str, arm: ArmResult, result: BenchResult) -> list[str]:
     """The cells of one row after the arm's name."""
     return [
-        speed(arm.requests_per_second.median),
-        speed(arm.output_tokens_per_second.median),
-        ratio(result.ratios.get(f"{name}/base")),
-        ratio(result.ratios.get(f"{name}/lora")),
+        number(arm.requests_per_second.median),
+        number(arm.output_tokens_per_second.median),
+        spread(result.ratios.get(f"{name}/base")),
+        spread(result.ratios.get(f"{name}/lora")),
         f"{arm.started[0].start_seconds:.0f}s",
         str(arm.failures),
     ]
-
-
-def speed(value: float) -> str:
-    """Three digits or more."""
-    return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:.0f}"
-
-
-def ratio(value: Spread | None) -> str:
-    """`1.23 (1.20-1.31)`, or a dash where there is nothing to compare with."""
-    return "-" if value is None else f"{value.median:.2f} ({value.low:.2f}-{value.high:.2f})"

@@ -71,10 +71,20 @@ class Counters(Record):
     """Adapters that had to be brought into each tier (`device`, `host`), over all workers; None for the stock engine, which
     does not count them."""
 
-    @property
-    def prefix_cache_hit_rate(self) -> float:
-        """Share of looked-up tokens that were there."""
-        return self.prefix_cache_hits / self.prefix_cache_queries if self.prefix_cache_queries else 0.0
+    @classmethod
+    def total(cls, counted: Sequence[Counters]) -> Counters:
+        """All of them together."""
+        loads: dict[str, int] | None = None
+        for one in counted:
+            if one.adapter_loads is not None:
+                loads = {tier: (loads or {}).get(tier, 0) + count for tier, count in one.adapter_loads.items()}
+        return cls(
+            preemptions=sum(one.preemptions for one in counted),
+            prompt_tokens=sum(one.prompt_tokens for one in counted),
+            prefix_cache_queries=sum(one.prefix_cache_queries for one in counted),
+            prefix_cache_hits=sum(one.prefix_cache_hits for one in counted),
+            adapter_loads=loads,
+        )
 
 
 class Repetition(Record):
@@ -171,6 +181,12 @@ class ArmResult(Record):
     requests_per_second: Spread
     output_tokens_per_second: Spread
     seconds: Spread
+    preemptions: int
+    """In all timed repetitions."""
+    prefix_cache_hit_rate: float
+    """Share of the tokens looked up in the prefix cache that were there, over all timed repetitions."""
+    adapter_loads: dict[str, int] | None
+    """As `Counters.adapter_loads`, over all timed repetitions."""
     failures: int
     failed: list[str]
     """The first failures, in words."""

@@ -1,4 +1,4 @@
-"""Three arms behind their servers, on a tiny model without a tokenizer; the servers start side by side, the load is in turn."""
+"""Two arms behind their servers, on a tiny model without a tokenizer; both start side by side, the load is in turn."""
 
 from __future__ import annotations
 
@@ -35,8 +35,7 @@ BESIDE = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 """For servers that start at once: each worker would be bound to the first core, and they would wait for each other."""
 LORA = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8}
 LOADS: dict[str, dict[str, Any]] = {
-    "base": {},  # a closed loop
-    "lora": {"max_concurrency": 2},
+    "lora": {},  # a closed loop
     "lorap": {"request_rate": 30, "goodput": {"ttft": 60_000, "e2el": 60_000}},
 }
 
@@ -65,7 +64,7 @@ def requests() -> list[Request]:
 def specs(tmp_path_factory: pytest.TempPathFactory) -> list[EngineSpec]:
     root = tmp_path_factory.mktemp("online")
     model = tiny_llama(root / "tiny")
-    paths: dict[str, list[Path]] = {"base": [], "lora": [], "lorap": []}
+    paths: dict[str, list[Path]] = {"lora": [], "lorap": []}
     for index in range(3):
         adapter = random_adapter(modules_of(model), model.fingerprint, seed=index, method="lorap")
         paths["lorap"].append(root / f"adapter-{index}.preft")
@@ -76,7 +75,7 @@ def specs(tmp_path_factory: pytest.TempPathFactory) -> list[EngineSpec]:
         EngineSpec(
             arm=arm,
             mode="online",
-            engine_args={"model": str(model.path), **ARGS, **(LORA if adapters else {})},
+            engine_args={"model": str(model.path), **ARGS, **LORA},
             adapters=adapters,
             plugin=arm == "lorap",
             load=LoadConfig.model_validate(LOADS[arm]),
@@ -91,7 +90,7 @@ def seen(specs: list[EngineSpec], requests: list[Request]) -> Iterator[dict[str,
     own, engines = threading.local(), dict[str, OnlineEngine]()
 
     def start(spec: EngineSpec) -> None:
-        # A worker's environment says whether the plugin is on; here three servers start from one process.
+        # A worker's environment says whether the plugin is on; here two servers start from one process.
         own.environment = BESIDE | ({} if spec.plugin else {"PREFT_DISABLE": "1"})
         engines[spec.arm] = OnlineEngine(spec)
 
@@ -131,7 +130,7 @@ def test_latencies_are_there_and_in_order(seen: dict[str, Seen]) -> None:
                 assert 0 < found.p50 <= found.p90 <= found.p99
             assert answered.latency.ttft_ms.p50 < answered.latency.e2el_ms.p50 <= answered.seconds * 1000
     goodput = {arm: one.passes[0].latency and one.passes[0].latency.goodput for arm, one in seen.items()}
-    assert (goodput["base"], goodput["lora"]) == (None, None)
+    assert goodput["lora"] is None
     assert goodput["lorap"] == pytest.approx(12 / seen["lorap"].passes[0].seconds)
 
 
@@ -142,7 +141,7 @@ def test_each_pass_is_counted_and_finds_an_empty_prefix_cache(seen: dict[str, Se
             counted = answered.counters
             assert (counted.prompt_tokens, counted.prefix_cache_queries) == (tokens, tokens)
             assert (counted.prefix_cache_hits, counted.preemptions) == (0, 0)
-    assert [answered.counters.adapter_loads for arm in ("base", "lora") for answered in seen[arm].passes] == [None] * 4
+    assert [answered.counters.adapter_loads for answered in seen["lora"].passes] == [None] * 2
     first, second = (answered.counters.adapter_loads for answered in seen["lorap"].passes)
     assert first is not None
     assert second is not None
@@ -152,20 +151,18 @@ def test_each_pass_is_counted_and_finds_an_empty_prefix_cache(seen: dict[str, Se
 
 def test_only_the_arm_of_preft_s_is_patched(seen: dict[str, Seen]) -> None:
     live = {arm: [status["live"] for status in one.patch] for arm, one in seen.items()}
-    assert live == {"base": [], "lora": [], "lorap": [True, True]}  # engine core and worker
+    assert live == {"lora": [], "lorap": [True, True]}  # engine core and worker
 
 
-def test_the_arms_differ_in_lora_alone(seen: dict[str, Seen]) -> None:
-    lora = {arm: one.settings["lora"] for arm, one in seen.items()}
-    shared = [{key: value for key, value in one.settings.items() if key != "lora"} for one in seen.values()]
-    assert shared[0] == shared[1] == shared[2]
-    assert {key: shared[0][key] for key in ARGS.keys() & shared[0].keys()} == {
-        **{key: ARGS[key] for key in ARGS.keys() & shared[0].keys()},
+def test_the_arms_have_the_same_settings(seen: dict[str, Seen]) -> None:
+    settings = seen["lora"].settings
+    assert settings == seen["lorap"].settings
+    assert {key: settings[key] for key in ARGS.keys() & settings.keys()} == {
+        **{key: ARGS[key] for key in ARGS.keys() & settings.keys()},
         "dtype": "torch.float32",
     }
-    assert lora["base"] is None
-    assert lora["lora"] == lora["lorap"]
+    assert settings["lora"]["max_loras"] == 2
 
 
 def test_nothing_outlives_the_servers(seen: dict[str, Seen]) -> None:
-    assert {arm: one.left for arm, one in seen.items()} == {"base": [], "lora": [], "lorap": []}
+    assert {arm: one.left for arm, one in seen.items()} == {"lora": [], "lorap": []}

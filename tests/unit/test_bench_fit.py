@@ -17,7 +17,7 @@ from preft_cli.bench.workload import make_workload
 from preft_cli.config.load import load_defaults
 from preft_cli.models import resolve
 
-H200 = 143 * 10**9
+H200 = 149 * 10**9
 H100 = 80 * 10**9
 
 
