@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 
+from preft_cli.bench.arms import BASE
 from preft_cli.bench.plan import ArmPlan, BenchPlan
-from preft_cli.bench.ratios import same_seed
-from preft_cli.bench.results import AdapterSet, ArmResult, BlockRun, Counters, EngineRun, Spread
+from preft_cli.bench.ratios import quotients, same_seed
+from preft_cli.bench.results import AdapterSet, ArmResult, BlockRun, Counters, EngineRun, Repetition, Spread
 from preft_cli.bench.worker import SHOWN_FAILURES
 
 SAME = 0.05
@@ -16,29 +18,38 @@ SAME = 0.05
 def arm_results(
     plan: BenchPlan, blocks: Sequence[BlockRun], adapters: Mapping[str, AdapterSet | None]
 ) -> dict[str, ArmResult]:
-    """The result of each arm, with the best of the settings that were tried.
+    """The result of each arm, with the better of the settings that were tried.
 
     Args:
         adapters: of each arm; None for an arm without.
     """
-    best: dict[str, ArmResult] = {}
+    tried: dict[str, list[ArmResult]] = {}
     for arm in plan.arms:
         runs = [block.engines[arm.name] for block in blocks if arm.name in block.engines]
-        made = arm_result(arm, runs, adapters[arm.arm])
-        rival = best.get(arm.arm)
-        if rival is None:
-            best[arm.arm] = made
-            continue
-        tried = {**rival.tried, **made.tried}
-        winner = max(rival, made, key=lambda one: one.requests_per_second.median)
-        best[arm.arm] = winner.model_copy(
-            update={
-                "tried": tried,
-                "failures": rival.failures + made.failures,
-                "failed": (rival.failed + made.failed)[:SHOWN_FAILURES],
-            }
-        )
-    return best
+        tried.setdefault(arm.arm, []).append(arm_result(arm, runs, adapters[arm.arm]))
+    base = tried[BASE][0].repetitions
+    return {name: better(results, base) for name, results in tried.items()}
+
+
+def better(results: Sequence[ArmResult], base: Sequence[Repetition]) -> ArmResult:
+    """Of the settings that were tried for one arm the one that was faster beside the base arm, with all that failed.
+
+    Not the one with the higher rate: the machine may have been slower while it was its turn.
+    """
+
+    def over_base(one: ArmResult) -> float:
+        values = quotients(one.arm, BASE, {one.arm: one.repetitions, BASE: base})
+        return statistics.median(values) if values else 0.0
+
+    if len(results) == 1:
+        return results[0]
+    return max(results, key=over_base).model_copy(
+        update={
+            "tried": {name: rate for one in results for name, rate in one.tried.items()},
+            "failures": sum(one.failures for one in results),
+            "failed": [reason for one in results for reason in one.failed][:SHOWN_FAILURES],
+        }
+    )
 
 
 def arm_result(arm: ArmPlan, runs: Sequence[EngineRun], adapters: AdapterSet | None) -> ArmResult:
@@ -75,7 +86,7 @@ def second_times(arms: Mapping[str, ArmResult]) -> dict[str, float]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def measured_notes(arms: Mapping[str, ArmResult], second: Mapping[str, float]) -> list[str]:
+def measured_notes(plan: BenchPlan, arms: Mapping[str, ArmResult], second: Mapping[str, float]) -> list[str]:
     """What the measurement itself has to say."""
     found = [
         f"{name}: the same requests once more were {abs(value - 1):.0%} {'faster' if value > 1 else 'slower'};"
@@ -83,6 +94,11 @@ def measured_notes(arms: Mapping[str, ArmResult], second: Mapping[str, float]) -
         for name, value in second.items()
         if abs(value - 1) > SAME
     ]
+    if plan.mode == "online" and plan.load.request_rate:
+        found.append(
+            f"open loop at {plan.load.request_rate:g} requests a second: no arm can answer more, so compare latencies and"
+            " goodput, not ratios of throughput"
+        )
     for name, arm in arms.items():
         if arm.preemptions:
             found.append(

@@ -28,7 +28,7 @@ class Change(Record):
     """One quantity in both results."""
 
     name: str
-    """`lorap.requests_per_second`, `lorap.output_tokens_per_second` or `lorap/base`."""
+    """`lorap.requests_per_second`, `lorap.output_tokens_per_second`, `lorap.ttft_p99_ms` and the like, or `lorap/base`."""
     a: Spread
     b: Spread
     percent: float | None
@@ -75,12 +75,15 @@ def change(name: str, a: Spread, b: Spread) -> Change:
 
 def measured(result: BenchResult) -> dict[str, Spread]:
     """All quantities that are compared: first the arms', then the ratios."""
-    arms = {
-        f"{name}.{quantity}": getattr(arm, quantity)
-        for name, arm in result.arms.items()
-        for quantity in ("requests_per_second", "output_tokens_per_second")
-    }
-    return arms | result.ratios
+    found: dict[str, Spread | None] = {}
+    for name, arm in result.arms.items():
+        found |= {
+            f"{name}.{of}": getattr(arm, of) for of in ("requests_per_second", "output_tokens_per_second", "goodput")
+        }
+        found |= {
+            f"{name}.{of}_{at}_ms": arm.latency(of, at) for of in ("ttft", "tpot", "e2el") for at in ("p50", "p99")
+        }
+    return {name: spread for name, spread in found.items() if spread is not None} | result.ratios
 
 
 def only(one: BenchResult, other: BenchResult) -> list[str]:
@@ -105,8 +108,9 @@ def described(result: BenchResult) -> dict[str, Any]:
     fields = {"model", "device", "prefix_caching", "hardware", "versions", "commit"}
     config = result.config.model_dump(mode="json", include=set(SECTIONS))
     keys = {key: value for key, value in flat(config).items() if key not in _TOLD_ELSEWHERE}
-    variants = {f"{name}.variant": arm.variant for name, arm in result.arms.items() if arm.variant is not None}
-    return flat(result.model_dump(mode="json", include=fields)) | keys | variants
+    arms = {name: {**arm.engine_args, "variant": arm.variant} for name, arm in result.arms.items()}
+    sized = {key: value for key, value in flat(arms).items() if not key.endswith(".model")}
+    return flat(result.model_dump(mode="json", include=fields)) | keys | sized
 
 
 def flat(tree: dict[str, Any], above: str = "") -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import statistics
 from pathlib import Path
 from typing import NamedTuple
 
@@ -74,14 +73,8 @@ def _published(model: str, arms: set[str], value: Value) -> list[Row]:
 
 def _latencies(name: str, arm: ArmResult) -> list[Row]:
     """Percentiles with their range over the repetitions; none outside of `bench.mode: online`."""
-    found = [one.latency for one in arm.repetitions if one.latency is not None]
-    rows = []
-    for latency in LATENCIES if found else ():
-        for percentile in PERCENTILES:
-            values = [float(getattr(getattr(one, f"{latency}_ms"), percentile)) for one in found]
-            quantity = f"{latency}_{percentile}_ms"
-            rows.append(Row(quantity, name, None, min(values), statistics.median(values), max(values)))
-    return rows
+    found = {(of, at): arm.latency(of, at) for of in LATENCIES for at in PERCENTILES}
+    return [_row(f"{of}_{at}_ms", name, None, one) for (of, at), one in found.items() if one is not None]
 
 
 def _row(quantity: str, arm: str, value: Value, spread: Spread) -> Row:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import operator
 import re
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -84,7 +83,7 @@ class _Unknown(Exception):
 def _reader(quantity: str, arms: list[str]) -> Callable[[BenchResult], Measured]:
     """What gets the quantity out of a result."""
     whole, _, last = quantity.rpartition(".")
-    if last in PARTS and ("/" in whole or whole.endswith("_per_second")):
+    if last in PARTS and ("/" in whole or whole.endswith(("_per_second", "_ms", "goodput"))):
         return partial(_part_of, _reader(whole, arms), last)
     if quantity == "failures":
         return lambda result: float(result.failures)
@@ -96,7 +95,7 @@ def _reader(quantity: str, arms: list[str]) -> Callable[[BenchResult], Measured]
     if name not in OF_AN_ARM:
         near = near_words(name, list(OF_AN_ARM)) if name else near_words(quantity, ["failures"])
         meant = f" (did you mean {f'{arm}.{near}' if name else near}?)" if near else ""
-        known = "A/B, A/B.low, A/B.high, failures, ARM.requests_per_second, ARM.output_tokens_per_second"
+        known = "A/B, A/B.low, A/B.high, failures, ARM.requests_per_second, ARM.output_tokens_per_second, ARM.goodput"
         raise _Unknown(f"there is no quantity {quantity}{meant}; known: {known}, ARM.preemptions, ARM.ttft_p99_ms")
     _check_arms([arm], arms)
     return lambda result: OF_AN_ARM[name](result.arms[arm]) if arm in result.arms else None
@@ -117,19 +116,14 @@ def _check_arms(named: list[str], arms: list[str]) -> None:
         raise _Unknown("a ratio needs two arms")
 
 
-def _latency(name: str, statistic: str, arm: ArmResult) -> Measured:
-    """The median over the repetitions; None outside of `bench.mode: online`."""
-    found = [getattr(getattr(one.latency, name), statistic) for one in arm.repetitions if one.latency is not None]
-    return float(statistics.median(found)) if found else None
-
-
 OF_AN_ARM: dict[str, Callable[[ArmResult], Measured]] = {
     "requests_per_second": lambda arm: arm.requests_per_second,
     "output_tokens_per_second": lambda arm: arm.output_tokens_per_second,
-    "preemptions": lambda arm: float(sum(one.counters.preemptions for one in arm.repetitions)),
+    "preemptions": lambda arm: float(arm.preemptions),
     "failures": lambda arm: float(arm.failures),
+    "goodput": lambda arm: arm.goodput,
 } | {
-    f"{name}_{statistic}_ms": partial(_latency, f"{name}_ms", statistic)
+    f"{name}_{statistic}_ms": partial(ArmResult.latency, metric=name, statistic=statistic)
     for name in ("ttft", "tpot", "itl", "e2el")
     for statistic in ("mean", "p50", "p90", "p99")
 }

@@ -9,7 +9,7 @@ from pydantic import ConfigDict
 
 from preft_cli.bench.arms import ARMS
 from preft_cli.bench.footprint import Footprint, ModelSizes, footprint, kv_cache_bytes, slot_bytes
-from preft_cli.bench.machine import free_memory
+from preft_cli.bench.machine import free_gpu_memory, free_memory
 from preft_cli.bench.plan import ArmPlan, BenchPlan
 from preft_cli.bench.schedule import Block, make_blocks, turn_notes
 from preft_cli.bench.workload import Workload
@@ -49,8 +49,9 @@ def fit(plan: BenchPlan, base: BaseModel, workload: Workload) -> FittedPlan:
         raise UserError(
             f"bench.prompt_len + output_len is {longest}; {plan.model} allows {sizes.max_positions} tokens", exit_code=2
         )
-    room = int(free_memory(plan.device) * plan.gpu_memory_utilization)
     workers: int = plan.arms[0].engine_args["tensor_parallel_size"]
+    free = free_memory() if plan.device == "cpu" else free_gpu_memory(workers)
+    room = int(free * plan.gpu_memory_utilization)
     seqs = min(plan.max_num_seqs, plan.num_requests)
     wanted = kv_cache_bytes(sizes, seqs, longest, workers)
     kv_cache = min(wanted, largest_kv_cache(plan, sizes, room))

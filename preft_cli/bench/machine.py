@@ -9,7 +9,6 @@ from importlib import metadata
 from pathlib import Path
 
 import preft_cli
-from preft_cli.bench.device import Device
 from preft_cli.bench.results import Hardware
 from preft_cli.errors import UserError
 
@@ -51,16 +50,23 @@ def commit() -> str | None:
     return _run("git", "-C", str(package), "describe", "--always", "--dirty", "--abbrev=40", "--exclude", "*")
 
 
-def free_memory(device: Device) -> int:
-    """Bytes that nothing else holds: of the fullest GPU, or of this machine."""
-    if device == "cpu":
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES") + _reclaimable()
+def free_memory() -> int:
+    """Bytes of this machine's memory that nothing else holds."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES") + _reclaimable()
+
+
+def free_gpu_memory(count: int) -> int:
+    """Bytes that nothing else holds of the fullest of the first `count` GPUs, or of those in CUDA_VISIBLE_DEVICES.
+
+    Raises:
+        UserError: nvidia-smi does not tell.
+    """
     query = ["nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits"]
     if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
         query.append(f"--id={visible}")
     try:
         lines = subprocess.run(query, capture_output=True, text=True, timeout=60, check=True).stdout.split()
-        return min(map(int, lines)) * 2**20
+        return min(map(int, lines[:count])) * 2**20
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         raise UserError(f"nvidia-smi does not tell how much GPU memory is free: {error}") from error
 

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 
+from preft_cli.bench.comparable import check_settings
 from preft_cli.bench.parts import Parts
 from preft_cli.bench.process import EngineProcess
-from preft_cli.bench.results import BlockRun, EngineRun, Repetition
+from preft_cli.bench.results import BlockRun, EngineRun, Repetition, Started
 from preft_cli.bench.schedule import Block
 from preft_cli.console import progress
 
@@ -20,6 +21,8 @@ class Engines:
         """`start` makes the process of an engine by name; so many start side by side."""
         self._start, self._at_once = start, at_once
         self._alive: dict[str, EngineProcess] = {}
+        self._first: tuple[str, Started] | None = None
+        """Whose settings and requests all others must share."""
 
     def __enter__(self) -> Engines:
         return self
@@ -67,6 +70,8 @@ class Engines:
         warm = process.wait("warm")
         assert started is not None
         assert warm.repetition is not None
+        self._first = self._first or (name, started)
+        check_settings(*self._first, name, started)
         run = self._run(name)
         return run.model_copy(
             update={"started": [started], "failures": warm.repetition.failures, "failed": warm.failed}
@@ -81,42 +86,51 @@ def measure_blocks(blocks: list[Block], engines: Engines, parts: Parts) -> list[
     """Run all blocks in turn; what was measured before is taken from `parts`, and what is measured is kept there.
 
     Raises:
-        UserError: an engine failed. What was measured before stays in `parts`.
+        UserError: an engine failed, or engines do not compare. What was measured before stays in `parts`.
     """
-    runs = []
-    for index, block in enumerate(blocks):
-        run = parts.read(index)
-        if run is None:
-            run = measure_block(index, block, engines)
-            parts.keep(index, run)
-        runs.append(run)
-    return runs
+    return [measure_block(index, block, engines, parts) for index, block in enumerate(blocks)]
 
 
-def measure_block(index: int, block: Block, engines: Engines) -> BlockRun:
-    """Let the engines take turns, the last one of a repetition being the first of the next: a steady drift cancels out."""
-    runs = engines.keep(block.engines)
+def measure_block(index: int, block: Block, engines: Engines, parts: Parts) -> BlockRun:
+    """Let the engines take turns: base, x, y, base, x, y. Each turn is kept as soon as all of them have had it."""
+    run = parts.read(index)
     turns = [(number, False) for number in block.repetitions] + [(block.repetitions[0], True)] * block.again
-    order = []
-    with progress(f"bench {', '.join(block.engines)}", len(turns) * len(block.engines), "passes") as bar:
-        for turn, (number, again) in enumerate(turns):
-            for name in block.engines if turn % 2 == 0 else reversed(block.engines):
+    left = turns[len(run.order) // len(block.engines) :]
+    if not left:
+        return run
+    run = joined(run, engines.keep(block.engines))
+    total = len(left) * len(block.engines)
+    with progress(f"bench {', '.join(block.engines)}", total, "repetitions") as bar:
+        for number, again in left:
+            for name in block.engines:
                 event = engines[name].measure(number)
                 assert event.repetition is not None
                 done = event.repetition.model_copy(update={"block": index})
                 bar.advance(note=f"{name} {done.requests_per_second:.2f} req/s")
-                runs[name] = add(runs[name], done, event.failed, again)
-                order.append(name)
-    return BlockRun(order=order, engines=runs)
+                run = add(run, name, done, event.failed, again)
+            parts.keep(index, run)
+    return run
 
 
-def add(run: EngineRun, done: Repetition, failed: list[str], again: bool) -> EngineRun:
-    """The run with one more repetition."""
-    field = "again" if again else "repetitions"
-    return run.model_copy(
-        update={
-            field: [*getattr(run, field), done],
-            "failures": run.failures + done.failures,
-            "failed": [*run.failed, *failed],
-        }
-    )
+def joined(run: BlockRun, begun: dict[str, EngineRun]) -> BlockRun:
+    """What was measured before an interruption, and the engines that go on with it."""
+    engines = {}
+    for name, now in begun.items():
+        if (before := run.engines.get(name)) is None:
+            engines[name] = now
+            continue
+        sums = {"failures": before.failures + now.failures, "failed": [*before.failed, *now.failed]}
+        engines[name] = before.model_copy(update={"started": [*before.started, *now.started], **sums, "log": now.log})
+    return run.model_copy(update={"engines": engines})
+
+
+def add(run: BlockRun, name: str, done: Repetition, failed: list[str], again: bool) -> BlockRun:
+    """The block with one more repetition of an engine."""
+    engine, field = run.engines[name], "again" if again else "repetitions"
+    more = {
+        field: [*getattr(engine, field), done],
+        "failures": engine.failures + done.failures,
+        "failed": [*engine.failed, *failed],
+    }
+    engines = {**run.engines, name: engine.model_copy(update=more)}
+    return BlockRun(order=[*run.order, name], engines=engines)

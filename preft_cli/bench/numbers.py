@@ -23,7 +23,7 @@ def tokens(length: int | list[int]) -> str:
 def ratio(ratios: dict[str, Spread], over: str, under: str) -> Spread | None:
     """Speed of `over` over that of `under`; None if it was not measured.
 
-    A result keeps each pair of arms one way round. The other way is its inverse: low and high change places.
+    A result has no ratio of the base arm to others. It is the inverse of theirs: low and high change places.
     """
     if (kept := ratios.get(f"{over}/{under}")) is not None:
         return kept

@@ -6,9 +6,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+from engine_patch.errors import PreftError
 from preft_cli.bench.engine import Answer, Answered, EngineSpec, plugin_options
 from preft_cli.bench.results import Counters
 from preft_cli.bench.workload import Request
+
+TIERS = ("device", "host")
+"""Of adapters, in `Counters.adapter_loads`."""
 
 COUNTED = {
     "preemptions": "vllm:num_preemptions",
@@ -43,7 +47,8 @@ class OfflineEngine:
             for request in requests
         ]
         adapters = [self._adapters[request.adapter] for request in requests] if self._adapters else None
-        self._llm.reset_prefix_cache()
+        if not self._llm.reset_prefix_cache():
+            raise PreftError("the engine did not empty its prefix cache: something still holds blocks of it")
         before = self._count()
         started = time.perf_counter()
         outputs = self._llm.generate(prompts, params, use_tqdm=False, lora_request=adapters)
@@ -55,13 +60,18 @@ class OfflineEngine:
         """Nothing to do: the engine ends with the worker's interpreter."""
 
     def _count(self) -> Counters:
-        values = {metric.name: getattr(metric, "value", 0) for metric in self._llm.get_metrics()}
-        counted = {field: int(values.get(name, 0)) for field, name in COUNTED.items()}
+        metrics = self._llm.get_metrics()
+        counted = {}
+        for field, name in COUNTED.items():
+            values = [metric.value for metric in metrics if metric.name == name]
+            if not values:
+                raise PreftError(f"the engine does not count {name}: a zero in its place would be made up")
+            counted[field] = int(sum(values))
         return Counters(**counted, adapter_loads=self._loads() if self._plugin else None)
 
     def _loads(self) -> dict[str, int]:
         workers = self._llm.collective_rpc("preft_count")
-        return {tier: sum(worker[tier]["misses"] for worker in workers) for tier in ("device", "host")}
+        return {tier: sum(worker[tier]["misses"] for worker in workers) for tier in TIERS}
 
 
 def difference(before: Counters, after: Counters) -> Counters:
@@ -109,6 +119,7 @@ def engine_settings(config: Any) -> dict[str, Any]:
     return {
         "device": config.device_config.device_type,
         "dtype": str(model.dtype),
+        "seed": model.seed,
         "enforce_eager": model.enforce_eager,
         "compilation_mode": str(compilation.mode),
         "cudagraph_mode": str(compilation.cudagraph_mode),

@@ -1,4 +1,4 @@
-"""What an unfinished benchmark has measured already: one file a block, in a folder beside the result."""
+"""What an unfinished benchmark has measured already, in a folder beside the result: the plan, and a file for each block."""
 
 from __future__ import annotations
 
@@ -9,43 +9,65 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from preft_cli.bench import machine
 from preft_cli.bench.fit import FittedPlan
-from preft_cli.bench.results import BlockRun, write_json
+from preft_cli.bench.plan import BenchPlan
+from preft_cli.bench.results import BlockRun, Record, write_json
 from preft_cli.bench.workload import Workload
 from preft_cli.errors import UserError
 
 
-class Parts:
-    """The blocks of one plan that are done."""
+class KeptPlan(Record):
+    """What the measurements in the folder were made with."""
 
-    def __init__(self, out: Path, fitted: FittedPlan, workload: Workload, *, resume: bool) -> None:
+    digest: str
+    fitted: FittedPlan
+    """With its sizes: free memory is never quite the same twice, and a run goes on with those that it began with."""
+
+
+class Parts:
+    """The measurements of one plan."""
+
+    def __init__(self, out: Path, plan: BenchPlan, workload: Workload, *, resume: bool) -> None:
         """Go on from what lies beside `out` (`resume`), or remove it.
 
         Raises:
-            UserError: `resume`, and what lies there is of another plan.
+            UserError: `resume`, and what lies there is of another plan, another machine or another preft.
         """
         self._folder = out.with_name(f"{out.stem}.parts")
-        self._stamp = self._folder / "plan.sha256"
-        self._digest = digest(fitted, workload)
+        self._digest = digest(plan, workload)
         if not resume:
             self.remove()
-        elif self._stamp.is_file() and self._stamp.read_text() != self._digest:
+        self.fitted = self._read_plan() if resume else None
+        """The plan that the run began with; None if nothing was measured yet, and to be set before something is."""
+
+    def _read_plan(self) -> FittedPlan | None:
+        try:
+            kept = KeptPlan.model_validate_json((self._folder / "plan.json").read_bytes())
+        except (OSError, ValidationError):
+            self.remove()  # measurements without their plan are of no use
+            return None
+        if kept.digest != self._digest:
             raise UserError(
-                f"--resume: {self._folder} was measured with other settings, or with other engines side by side (which free"
-                " memory decides); go on with those, or leave out --resume to start again",
+                f"--resume: {self._folder} was measured with other settings, versions, hardware or another commit; go on"
+                " with those, or leave out --resume to start again",
                 exit_code=2,
             )
+        return kept.fitted
 
-    def read(self, index: int) -> BlockRun | None:
-        """Block `index`; None if it was not measured, or its file is damaged."""
+    def read(self, index: int) -> BlockRun:
+        """What was measured of block `index` so far."""
         with suppress(OSError, ValidationError):
             return BlockRun.model_validate_json(self._file(index).read_bytes())
-        return None
+        return BlockRun(order=[], engines={})
 
     def keep(self, index: int, run: BlockRun) -> None:
-        """Write block `index`."""
-        self._folder.mkdir(exist_ok=True)
-        self._stamp.write_text(self._digest)
+        """Write what was measured of block `index` so far, after the plan."""
+        assert self.fitted is not None
+        plan = self._folder / "plan.json"
+        if not plan.exists():
+            self._folder.mkdir(exist_ok=True)
+            write_json(KeptPlan(digest=self._digest, fitted=self.fitted), plan)
         write_json(run, self._file(index))
 
     def remove(self) -> None:
@@ -56,13 +78,7 @@ class Parts:
         return self._folder / f"block-{index:03d}.json"
 
 
-def digest(fitted: FittedPlan, workload: Workload) -> str:
-    """Of all that two runs must share to be one: the plan, the requests, who takes turns with whom.
-
-    Sizes that follow from free memory are left out; it is never quite the same twice.
-    """
-    plan = fitted.plan.model_copy(update={"arms": [], "notes": []})
-    arms = [arm.model_copy(update={"engine_args": {}}).model_dump_json() for arm in fitted.plan.arms]
-    blocks = [block.model_dump_json() for block in fitted.blocks]
-    everything = [plan.model_dump_json(), *arms, *blocks, workload.digest()]
-    return hashlib.sha256("\n".join(everything).encode()).hexdigest()
+def digest(plan: BenchPlan, workload: Workload) -> str:
+    """Of all that two runs must share to be one: plan, requests, versions, hardware, commit."""
+    about = [str(machine.versions()), machine.hardware().model_dump_json(), str(machine.commit())]
+    return hashlib.sha256("\n".join([plan.model_dump_json(), workload.digest(), *about]).encode()).hexdigest()

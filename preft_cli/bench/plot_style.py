@@ -9,7 +9,7 @@ from typing import Any
 
 from engine_patch.store.atomic import atomic_write
 from preft_cli.bench.numbers import tokens
-from preft_cli.bench.published import CAVEAT
+from preft_cli.bench.published import CAVEAT, SOURCE
 from preft_cli.bench.results import BenchResult
 
 COLOURS = {"base": "#6b6b6b", "lora": "#e69f00", "lorap": "#0072b2", "direft": "#cc79a7", "direftp": "#009e73"}
@@ -19,7 +19,7 @@ MARKERS = {"base": "s", "lora": "o", "lorap": "D", "direft": "v", "direftp": "^"
 """A second mark beside the colour."""
 
 INK, FAINT = "#222222", "#777777"
-PUBLISHED_LABEL = "published (arXiv 2605.14217)"
+PUBLISHED_LABEL = f"published ({SOURCE})"
 DPI = 120
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from statistics import median
 
 from rich import box
 from rich.table import Table
@@ -17,7 +16,7 @@ def print_result(result: BenchResult) -> None:
     """Print arms, ratios and where the result lies; failures as warnings."""
     out.print(title(result), markup=False, highlight=False, soft_wrap=True)
     out.print(table(result))
-    if any(one.latency for arm in result.arms.values() for one in arm.repetitions):
+    if result.config.bench.mode == "online":
         out.print(latency_table(result))
     for note in result.notes:
         say(f"note: {note}")
@@ -60,17 +59,8 @@ def latency_table(result: BenchResult) -> Table:
     for heading in ("ttft p50", "p99", "tpot p50", "p99", "end p50", "p99", "goodput"):
         made.add_column(heading, justify="right", no_wrap=True)
     for name, arm in result.arms.items():
-        seen = [one.latency for one in arm.repetitions if one.latency]
-        if seen:
-            columns = [
-                [getattr(getattr(one, metric), at) for one in seen]
-                for metric in ("ttft_ms", "tpot_ms", "e2el_ms")
-                for at in ("p50", "p99")
-            ]
-            goodput = [one.goodput for one in seen if one.goodput is not None]
-            made.add_row(
-                name, *(number(median(column)) for column in columns), number(median(goodput)) if goodput else "-"
-            )
+        shown = [arm.latency(metric, at) for metric in ("ttft", "tpot", "e2el") for at in ("p50", "p99")]
+        made.add_row(name, *("-" if one is None else number(one.median) for one in (*shown, arm.goodput)))
     return made
 
 

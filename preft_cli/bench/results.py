@@ -193,6 +193,17 @@ class ArmResult(Record):
     logs: list[str]
     """Names of the log files, beside the result."""
 
+    def latency(self, metric: str, statistic: str) -> Spread | None:
+        """`ttft`, `tpot`, `itl` or `e2el`, and `mean`, `p50`, `p90` or `p99`, in ms; None outside of `bench.mode: online`."""
+        seen = [one.latency for one in self.repetitions if one.latency]
+        return Spread.of([getattr(getattr(one, f"{metric}_ms"), statistic) for one in seen]) if seen else None
+
+    @property
+    def goodput(self) -> Spread | None:
+        """Requests a second within the limits of `bench.load.goodput`; None without limits."""
+        seen = [one.latency.goodput for one in self.repetitions if one.latency and one.latency.goodput is not None]
+        return Spread.of(seen) if seen else None
+
 
 class Hardware(Record):
     """The machine."""

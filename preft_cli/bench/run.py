@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from preft_cli.bench import machine
 from preft_cli.bench.adapters import Form, Made, make_adapters
 from preft_cli.bench.arms import ARMS
 from preft_cli.bench.assemble import arm_results, measured_notes, second_times
-from preft_cli.bench.comparable import check_comparable
+from preft_cli.bench.comparable import check_adapters
 from preft_cli.bench.device import Device
 from preft_cli.bench.engine import EngineSpec
 from preft_cli.bench.fit import FittedPlan, fit
@@ -25,7 +26,7 @@ from preft_cli.bench.plan import BenchPlan, plan_bench
 from preft_cli.bench.process import EngineProcess
 from preft_cli.bench.prompts import read_prompts
 from preft_cli.bench.ratios import ratios
-from preft_cli.bench.results import BenchResult, BlockRun, write_json
+from preft_cli.bench.results import AdapterSet, BenchResult, BlockRun, write_json
 from preft_cli.bench.workload import Workload, make_workload
 from preft_cli.config.schema import PreftConfig
 from preft_cli.console import progress
@@ -63,15 +64,17 @@ def bench(
     check_methods(plan, base)
     prompts = read_prompts(plan.prompts, base, config.model.chat_template) if plan.prompts else None
     workload = make_workload(plan, model_config(base)["vocab_size"], prompts)
-    fitted = fit(plan, base, workload)
-    parts = Parts(out, fitted, workload, resume=resume)
+    parts = Parts(out, plan, workload, resume=resume)
+    fitted = parts.fitted = parts.fitted or fit(plan, base, workload)
     with tempfile.TemporaryDirectory(prefix="preft-bench-") as scratch:
         made = all_adapters(fitted, base, Path(scratch))
+        adapters = {arm: made[form].described if (form := Form.of(arm)) else None for arm in arms_of(fitted)}
+        check_adapters(adapters)
+        check_host_memory(fitted, adapters)
         blocks = run_blocks(fitted, workload, made, Path(scratch), parts, out)
-    described = {arm: made[form].described if (form := Form.of(arm)) else None for arm in config_arms(fitted)}
-    arms = arm_results(fitted.plan, blocks, described)
-    check_comparable(arms)
+    arms = arm_results(fitted.plan, blocks, adapters)
     second = second_times(arms)
+    notes = [*plan.notes, *fitted.notes, *prompt_notes(workload, prompts), *measured_notes(plan, arms, second)]
     result = BenchResult(
         created=created,
         seconds=time.monotonic() - began,
@@ -90,7 +93,7 @@ def bench(
         order=[name for block in blocks for name in block.order],
         same_seed=second,
         failures=sum(arm.failures for arm in arms.values()),
-        notes=[*plan.notes, *fitted.notes, *prompt_notes(workload, prompts), *measured_notes(arms, second)],
+        notes=notes,
         path=out,
     )
     write_json(result, out)
@@ -98,7 +101,7 @@ def bench(
     return result
 
 
-def config_arms(fitted: FittedPlan) -> list[str]:
+def arms_of(fitted: FittedPlan) -> list[str]:
     """The arms, each once."""
     return list(dict.fromkeys(arm.arm for arm in fitted.plan.arms))
 
@@ -127,10 +130,28 @@ def result_path(root: Path, out: Path | None, created: datetime) -> Path:
     return path
 
 
+def check_host_memory(fitted: FittedPlan, adapters: Mapping[str, AdapterSet | None]) -> None:
+    """Find out before any engine starts: each keeps all of its adapters in host memory, so that no file is read twice.
+
+    Raises:
+        UserError: those that are alive at once take more than there is.
+    """
+    arms = {arm.name: arm.arm for arm in fitted.plan.arms}
+    free = machine.free_memory()
+    for block in fitted.blocks:
+        sets = [adapters[arms[name]] for name in block.engines]
+        needed = sum(one.bytes for one in sets if one)
+        if needed > free:
+            raise UserError(
+                f"bench: {', '.join(block.engines)} keep {needed / 1e9:.1f} GB of adapters in host memory, and"
+                f" {free / 1e9:.1f} GB are free; lower bench.num_adapters, bench.rank or bench.engines"
+            )
+
+
 def all_adapters(fitted: FittedPlan, base: BaseModel, scratch: Path) -> dict[Form, Made]:
     """The adapters of all arms; arms of one form share them."""
     plan = fitted.plan
-    forms = [form for form in dict.fromkeys(map(Form.of, config_arms(fitted))) if form]
+    forms = [form for form in dict.fromkeys(map(Form.of, arms_of(fitted))) if form]
     if not forms:
         return {}
     total = plan.num_adapters * len(forms)

@@ -1,4 +1,4 @@
-"""`preft bench --sweep num_adapters=1,8,64,512`: the same benchmark for several values of one key.
+"""`preft bench --sweep num_adapters=1,8,64,512`: the same benchmark for several values of a key, or of some that move together.
 
 Each value is a benchmark of its own with a result of its own; the sweep's file sums them up and is written anew after each.
 """
@@ -36,40 +36,54 @@ def swept_keys() -> list[str]:
 
 
 def parse_sweep(text: str, config: PreftConfig) -> Sweep:
-    """The sweep behind `--sweep KEY=VALUE,VALUE`, each value checked as the config's own are.
+    """The sweep behind `--sweep KEY=VALUE,VALUE`, or `KEY:KEY=VALUE:VALUE,...` for keys that move together.
+
+    Each value is checked as the config's own are.
 
     Raises:
         UserError: with everything that is wrong. Exit code 2.
     """
-    name, equals, values = text.partition("=")
-    key = name.strip().removeprefix("bench.")
+    names, equals, values = text.partition("=")
+    keys = [name.strip().removeprefix("bench.") for name in names.split(":")]
     origin = f"--sweep {text}"
-    if not equals or not key:
+    if not equals or not all(keys):
         raise ConfigErrors([Problem(origin, "expected key=value,value, such as num_adapters=1,8,64")])
-    if key in BenchConfig.model_fields and key not in swept_keys():
-        raise ConfigErrors([Problem(origin, f"bench.{key} cannot be swept; these can: {', '.join(swept_keys())}")])
-    return Sweep(key, _checked(key, _values(values, origin), origin, config))
+    for key in keys:
+        if key in BenchConfig.model_fields and key not in swept_keys():
+            raise ConfigErrors([Problem(origin, f"bench.{key} cannot be swept; these can: {', '.join(swept_keys())}")])
+    if len(set(keys)) < len(keys):
+        raise ConfigErrors([Problem(origin, "a key is named twice")])
+    return Sweep(":".join(keys), _checked(keys, _values(values, len(keys), origin), origin, config))
 
 
-def _values(text: str, origin: str) -> list[Value]:
-    try:
-        values = parse_set(f"values=[{text}]").value
-    except ConfigErrors:
-        values = []
-    if not values or any(isinstance(value, list | dict) for value in values):
-        raise ConfigErrors([Problem(origin, "expected single values with commas between them, such as 1,8,64")])
-    for value in values:
-        if values.count(value) > 1:
-            raise ConfigErrors([Problem(origin, f"the value {value} is named twice")])
-    return list(values)
+def _values(text: str, keys: int, origin: str) -> dict[Value, list[Value]]:
+    """What each point gives the keys, by its name: `64`, or `64:320` for two keys."""
+    points: dict[Value, list[Value]] = {}
+    for part in text.split(","):
+        try:
+            values = [parse_set(f"value={one}").value for one in part.split(":")]
+        except ConfigErrors:
+            values = []
+        empty = not all(one.strip() for one in part.split(":"))
+        if empty or len(values) != keys or any(isinstance(value, list | dict) for value in values):
+            example = "1,8,64" if keys == 1 else ",".join([":".join(["64"] * keys), ":".join(["320"] * keys)])
+            raise ConfigErrors([Problem(origin, f"expected single values with commas between them, such as {example}")])
+        name = values[0] if keys == 1 else part.replace(" ", "")
+        if name in points:
+            raise ConfigErrors([Problem(origin, f"the value {name} is named twice")])
+        points[name] = values
+    return points
 
 
-def _checked(key: str, values: list[Value], origin: str, config: PreftConfig) -> dict[Value, PreftConfig]:
+def _checked(
+    keys: list[str], points: dict[Value, list[Value]], origin: str, config: PreftConfig
+) -> dict[Value, PreftConfig]:
     configs: dict[Value, PreftConfig] = {}
     problems: list[Problem] = []
-    for value in values:
+    for name, values in points.items():
+        changes = [Override(("bench", key), value, origin) for key, value in zip(keys, values, strict=True)]
         try:
-            configs[value] = changed(config, [Override(("bench", key), value, origin)])
+            configs[name] = changed(config, changes)
         except ConfigErrors as bad:
             problems += bad.problems
     if problems:
@@ -95,7 +109,7 @@ def run_sweep(
     path = _summary_path(root, out, resume)
     folder = path.with_suffix("")
     folder.mkdir(parents=True, exist_ok=True)
-    files = {value: folder / f"{sweep.key}={value}.json" for value in sweep.configs}
+    files = {value: folder / f"{sweep.key}={value}.json".replace(":", "+") for value in sweep.configs}
     for file in files.values():
         if not resume:  # or a later --resume would mix results of two sweeps
             file.unlink(missing_ok=True)

@@ -34,7 +34,8 @@ SweepOver = Annotated[
     typer.Option(
         "--sweep",
         metavar="KEY=VALUE,...",
-        help="Measure once for each value of one key of bench, such as num_adapters=1,8,64,512.",
+        help="Measure once for each value of one key of bench, such as num_adapters=1,8,64,512, or of keys that move "
+        "together, such as prompt_len:output_len=64:320,320:64.",
     ),
 ]
 Resume = Annotated[

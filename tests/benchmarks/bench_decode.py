@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from engine_patch.requests import lora_request
-from preft_cli.bench.adapters import random_adapter
 from preft_cli.bench.arms import ARMS, BASE, environment
 from preft_cli.bench.device import find_device, resolve_dtype
 from preft_cli.bench.plan import CPU_BLOCK_SIZE
+from preft_cli.bench.weights import random_adapter
 from preft_cli.models import resolve
 from preft_cli.models.modules import modules_of
 from preft_cli.threads import wait_politely

@@ -101,7 +101,7 @@ def _arm(name: str, speeds: list[float], ttft_ms: float | None) -> ArmResult:
         requests_per_second=Spread.of([one.requests_per_second for one in repetitions]),
         output_tokens_per_second=Spread.of([one.tokens_per_second for one in repetitions]),
         seconds=Spread.of([one.seconds for one in repetitions]),
-        preemptions=0,
+        preemptions=sum(one.counters.preemptions for one in repetitions),
         prefix_cache_hit_rate=0.0,
         adapter_loads=None,
         failures=0,

@@ -65,7 +65,7 @@ def test_what_the_result_lacks_is_met() -> None:
 def test_latencies_of_an_online_result() -> None:
     online = make_result({"base": [10, 10], "lora": [4, 4]}, ttft_ms=300)
     limit, far = parse(["lora.ttft_p99_ms>899", "lora.tpot_p50_ms>31"], ["base", "lora"])
-    assert limit.met(online) == "lora.ttft_p99_ms is 900, which meets --fail-on lora.ttft_p99_ms>899"
+    assert limit.met(online) == "lora.ttft_p99_ms is 900 (900 to 900), which meets --fail-on lora.ttft_p99_ms>899"
     assert far.met(online) is None
 
 

@@ -23,7 +23,7 @@ H100 = 80 * 10**9
 
 def fitted(preset: str, free: int, monkeypatch: pytest.MonkeyPatch, *sets: str) -> FittedPlan:
     monkeypatch.setattr(planning, "find_device", lambda: "gpu")
-    monkeypatch.setattr(fitting, "free_memory", lambda device: free)
+    monkeypatch.setattr(fitting, "free_gpu_memory", lambda count: free)
     config = load_defaults(Path(), [*overrides(preset), *sets]).config
     plan = plan_bench(config, Path())
     base = resolve(config.model.base)

@@ -245,7 +245,7 @@ def test_settings_read_from_the_server_are_those_of_the_engine() -> None:
     from vllm.config.compilation import CUDAGraphMode
 
     config = VllmConfig()
-    config.model_config = SimpleNamespace(dtype="torch.float32", enforce_eager=True, max_model_len=64)
+    config.model_config = SimpleNamespace(dtype="torch.float32", seed=0, enforce_eager=True, max_model_len=64)
     config.compilation_config.cudagraph_mode = CUDAGraphMode.FULL_AND_PIECEWISE
     plain = pydantic.TypeAdapter(VllmConfig).dump_python(
         config, mode="json", fallback=lambda one: vars(one) if isinstance(one, SimpleNamespace) else str(one)

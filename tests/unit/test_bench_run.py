@@ -13,9 +13,11 @@ import torch
 from safetensors.torch import load_file
 
 from engine_patch.store.file import read_adapter
+from preft_cli.bench import adapters as adapters_module
 from preft_cli.bench import fit as fitting
 from preft_cli.bench import run as running
 from preft_cli.bench.adapters import check_distinct
+from preft_cli.bench.comparable import SHARED_SETTINGS
 from preft_cli.bench.engine import EngineSpec
 from preft_cli.bench.report import print_result
 from preft_cli.bench.results import SCHEMA_VERSION, BenchResult, Counters, Repetition, Started
@@ -81,7 +83,8 @@ class FakeEngine:
         spec, workload = self.engines.specs[self.name], self.engines.workloads[self.name]
         if phase == "warm":
             return self.engines.change(self.name, self.event(-1, 1.0, "warm"))
-        engine = {"dtype": "torch.float32", "max_num_seqs": spec.engine_args["max_num_seqs"]}
+        args = spec.engine_args
+        engine = {**dict.fromkeys(SHARED_SETTINGS, "alike"), "max_num_seqs": args["max_num_seqs"]}
         started = Started(requests_digest=workload.digest(), start_seconds=9.0, engine=engine, patch=[])
         return self.engines.change(self.name, Event(phase="started", started=started))
 
@@ -105,7 +108,7 @@ class FakeEngine:
         return Event(phase=phase, repetition=done)
 
     def stop(self, *, idle: bool = True) -> None:
-        self.engines.happened.append(f"stop {self.name}" + "" * idle)
+        self.engines.happened.append(f"stop {self.name}" + ("" if idle else " at once"))
 
 
 @pytest.fixture
@@ -131,11 +134,11 @@ def test_every_arm_gets_the_same_work(engines: FakeEngines, tmp_path: Path) -> N
     assert [spec.plugin for spec in engines.specs.values()] == [False, False, True]
 
 
-def test_engines_take_turns_and_the_direction_alternates(engines: FakeEngines, tmp_path: Path) -> None:
+def test_engines_take_turns(engines: FakeEngines, tmp_path: Path) -> None:
     result = running.bench(config(repeats=2), tmp_path)
     assert engines.happened == [
         *("start base", "start lora", "start lorap"),
-        *("base 0", "lora 0", "lorap 0", "lorap 1", "lora 1", "base 1"),
+        *("base 0", "lora 0", "lorap 0", "base 1", "lora 1", "lorap 1"),
         *("base 0", "lora 0", "lorap 0"),  # the same once more
         *("stop base", "stop lora", "stop lorap"),
     ]
@@ -160,8 +163,8 @@ def test_one_engine_at_a_time_is_started_anew_each_time(engines: FakeEngines, tm
 def test_the_base_engine_stays_while_others_come_and_go(engines: FakeEngines, tmp_path: Path) -> None:
     result = running.bench(config(engines=2, repeats=1), tmp_path)
     assert engines.happened == [
-        *("start base", "start lora", "base 0", "lora 0", "lora 0", "base 0", "stop lora"),
-        *("start lorap", "base 0", "lorap 0", "lorap 0", "base 0", "stop base", "stop lorap"),
+        *("start base", "start lora", "base 0", "lora 0", "base 0", "lora 0", "stop lora"),
+        *("start lorap", "base 0", "lorap 0", "base 0", "lorap 0", "stop base", "stop lorap"),
     ]
     assert [one.block for one in result.arms["base"].repetitions] == [0, 1]
     assert result.ratios["lorap/lora"].median == 2.0
@@ -190,8 +193,14 @@ def test_mixed_ranks_take_turns(engines: FakeEngines, tmp_path: Path) -> None:
     assert {spec.engine_args.get("max_lora_rank") for spec in engines.specs.values()} == {None, 16}
 
 
-def test_many_are_made_by_several_processes(engines: FakeEngines, tmp_path: Path) -> None:
+def test_many_are_made_by_several_processes(
+    engines: FakeEngines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pools = []
+    honest = adapters_module.ProcessPoolExecutor
+    monkeypatch.setattr(adapters_module, "ProcessPoolExecutor", lambda *a, **k: pools.append(a) or honest(*a, **k))
     running.bench(config(num_adapters=40, repeats=1), tmp_path)
+    assert len(pools) == 1  # for both kinds
     lora, lorap = engines.weights["lora"], engines.weights["lorap"]
     assert len(lora) == len(lorap) == 40
     assert all(one[name].equal(other[name]) for one, other in zip(lora, lorap, strict=True) for name in one)
@@ -300,22 +309,42 @@ def test_a_second_time_that_is_faster_is_said(engines: FakeEngines, tmp_path: Pa
     ("change", "said"),
     [
         ({"requests_digest": "other"}, "same requests"),
-        ({"engine": {"dtype": "torch.float32", "max_num_seqs": 99}}, "max_num_seqs"),
-        ({"engine": {"dtype": "torch.bfloat16", "max_num_seqs": 32}}, "dtype"),
+        *(({key: other}, key) for key in SHARED_SETTINGS for other in ("other", None)),
     ],
 )
 def test_arms_that_do_not_compare_are_refused(
     engines: FakeEngines, tmp_path: Path, change: dict[str, Any], said: str
 ) -> None:
     def other(name: str, event: Event) -> Event:
-        if name == "lorap" and event.started:
-            return event.model_copy(update={"started": event.started.model_copy(update=change)})
-        return event
+        started = event.started
+        if name != "lorap" or started is None:
+            return event
+        if "requests_digest" in change:
+            return event.model_copy(update={"started": started.model_copy(update=change)})
+        engine = {key: value for key, value in (started.engine | change).items() if value is not None}
+        return event.model_copy(update={"started": started.model_copy(update={"engine": engine})})
 
     engines.change = other
     with pytest.raises(UserError, match=said):
         running.bench(config(), tmp_path, tmp_path / "r.json")
     assert not (tmp_path / "r.json").exists()
+    assert not any(text.endswith(" 0") for text in engines.happened)  # found out before anything was measured
+
+
+def test_arms_of_a_kind_with_other_weights_are_refused(
+    engines: FakeEngines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from preft_cli.bench import adapters
+
+    honest = adapters.random_adapter
+
+    def others_for_lorap(base: Any, modules: Any, method: str, rank: int, seed: int, dtype: str) -> Any:
+        return honest(base, modules, method, rank, seed + (method == "lorap"), dtype)
+
+    monkeypatch.setattr(adapters, "random_adapter", others_for_lorap)
+    with pytest.raises(UserError, match="arms lora and lorap have other adapters"):
+        running.bench(config(), tmp_path)
+    assert engines.happened == []
 
 
 def test_an_interrupted_run_goes_on(engines: FakeEngines, tmp_path: Path) -> None:
@@ -330,7 +359,7 @@ def test_an_interrupted_run_goes_on(engines: FakeEngines, tmp_path: Path) -> Non
     engines.change = crash
     with pytest.raises(UserError, match="the engine failed"):
         running.bench(asked, tmp_path, result)
-    assert engines.happened[-1] == "stop lorap"
+    assert engines.happened[-1] == "stop lorap at once"
     assert (tmp_path / "r.parts").is_dir()
     engines.change, engines.happened = lambda name, event: event, []
     running.bench(asked, tmp_path, result, resume=True)
@@ -340,7 +369,42 @@ def test_an_interrupted_run_goes_on(engines: FakeEngines, tmp_path: Path) -> Non
     assert not (tmp_path / "r.parts").exists()
 
 
-def test_going_on_with_other_settings_is_refused(engines: FakeEngines, tmp_path: Path) -> None:
+def test_an_interrupted_turn_is_done_again_and_no_other(engines: FakeEngines, tmp_path: Path) -> None:
+    def crash(name: str, event: Event) -> Event:
+        if name == "lora" and event.repetition and event.repetition.number == 1:
+            raise UserError("the engine failed")
+        return event
+
+    engines.change = crash
+    with pytest.raises(UserError):
+        running.bench(config(), tmp_path, tmp_path / "r.json")
+    engines.change, engines.happened = lambda name, event: event, []
+    result = running.bench(config(), tmp_path, tmp_path / "r.json", resume=True)
+    turns = [f"{name} {number}" for number in (1, 2, 0) for name in ("base", "lora", "lorap")]
+    assert engines.happened[3:-3] == turns
+    assert [one.number for one in result.arms["lorap"].repetitions] == [0, 1, 2]
+    assert len(result.arms["lorap"].started) == 2
+    assert result.order == ["base", "lora", "lorap"] * 4
+
+
+def test_a_run_goes_on_with_the_sizes_that_it_began_with(
+    engines: FakeEngines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def crash(name: str, event: Event) -> Event:
+        if name == "base" and event.repetition and event.repetition.number == 1:
+            raise UserError("the engine failed")
+        return event
+
+    engines.change = crash
+    with pytest.raises(UserError):
+        running.bench(config(), tmp_path, tmp_path / "r.json")
+    engines.change = lambda name, event: event
+    monkeypatch.setattr(running, "fit", lambda *_: pytest.fail("sized anew"))
+    running.bench(config(), tmp_path, tmp_path / "r.json", resume=True)
+
+
+@pytest.mark.parametrize("other", [{"output_len": 3}, {"gpu_slots": 2}, {"lora_slots": 1}, {"dtype": "bfloat16"}])
+def test_going_on_with_other_settings_is_refused(engines: FakeEngines, tmp_path: Path, other: dict[str, Any]) -> None:
     def crash(name: str, event: Event) -> Event:
         if name == "lorap":
             raise UserError("the engine failed")
@@ -350,7 +414,7 @@ def test_going_on_with_other_settings_is_refused(engines: FakeEngines, tmp_path:
     with pytest.raises(UserError):
         running.bench(config(engines=2, repeats=1), tmp_path, tmp_path / "r.json")
     with pytest.raises(UserError, match="other settings") as refused:
-        running.bench(config(engines=2, repeats=1, output_len=3), tmp_path, tmp_path / "r.json", resume=True)
+        running.bench(config(engines=2, repeats=1, **other), tmp_path, tmp_path / "r.json", resume=True)
     assert refused.value.exit_code == 2
 
 
@@ -409,6 +473,33 @@ def test_the_table_fits_a_plain_terminal(engines: FakeEngines, tmp_path: Path) -
 def test_an_arm_that_does_not_fit_is_named(
     engines: FakeEngines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fitting, "free_memory", lambda device: 1 << 30)
+    monkeypatch.setattr(fitting, "free_memory", lambda: 1 << 30)
     with pytest.raises(UserError, match=r"bench arm base takes at least 1.1 GB, and 0.9 GB are free"):
         running.bench(config(), tmp_path)
+
+
+def test_adapters_that_host_memory_cannot_hold_are_refused_before_any_engine(
+    engines: FakeEngines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fitting, "free_memory", lambda: 64 << 30)
+    monkeypatch.setattr("preft_cli.bench.machine.free_memory", lambda: 1000)
+    with pytest.raises(UserError, match=r"base, lora, lorap keep 0\.0 GB of adapters in host memory"):
+        running.bench(config(), tmp_path)
+    assert engines.happened == []
+
+
+def test_engines_start_side_by_side_on_many_cores(
+    engines: FakeEngines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def warm(name: str, event: Event) -> Event:
+        if event.repetition and event.repetition.number == -1:
+            engines.happened.append(f"warm {name}")
+        return event
+
+    engines.change = warm
+    monkeypatch.setattr("preft_cli.bench.machine.usable_cores", lambda: 2)
+    running.bench(config(repeats=1), tmp_path)
+    assert engines.happened[:6] == [
+        *("start base", "start lora", "warm base"),
+        *("start lorap", "warm lora", "warm lorap"),
+    ]

@@ -61,6 +61,13 @@ def test_each_value_is_a_checked_config() -> None:
     assert list(parse_sweep("rank=8", CONFIG).configs) == [8]
 
 
+def test_keys_that_move_together() -> None:
+    swept = parse_sweep("prompt_len:bench.output_len=64:320, 320:64", CONFIG)
+    assert swept.key == "prompt_len:output_len"
+    lengths = {name: (one.bench.prompt_len, one.bench.output_len) for name, one in swept.configs.items()}
+    assert lengths == {"64:320": (64, 320), "320:64": (320, 64)}
+
+
 def test_keys_that_can_be_swept() -> None:
     asked = {"num_adapters", "rank", "gpu_slots", "output_len", "prompt_len", "max_num_seqs"}
     assert asked | {"mode", "dtype", "lora_slots"} <= set(swept_keys())
@@ -81,6 +88,9 @@ def test_keys_that_can_be_swept() -> None:
         ("arms=base", "bench.arms cannot be swept; these can: mode, num_adapters"),
         ("dtype=float31", "expected auto or float32 or bfloat16 or float16, found 'float31' (did you mean float32?)"),
         ("rank=8,true", "expected a number"),
+        ("prompt_len:output_len=8,9", "expected single values with commas between them, such as 64:64,320:320"),
+        ("rank:rank=8:8", "a key is named twice"),
+        ("rank:arms=8:base", "bench.arms cannot be swept"),
     ],
 )
 def test_bad_sweeps(text: str, said: str) -> None:

@@ -28,7 +28,7 @@ class OnlineEngine:
             PreftError: a process of an arm of preft's runs without the prompt rule.
         """
         self._spec = spec
-        self._names = [adapter_name(path) for path in spec.adapters] or [BASE_NAME]
+        self._names = [adapter_name(path) for path in spec.adapters]
         port = free_port()
         self._server = Server(server_command(spec, port), port)
         try:
@@ -47,7 +47,7 @@ class OnlineEngine:
         outcome = run_load(
             self._server.url,
             requests,
-            [self._names[request.adapter % len(self._names)] for request in requests],
+            [self._names[request.adapter] if self._names else BASE_NAME for request in requests],
             LoadConfig() if warm_up else self._spec.load,
             closed_loop=self.settings["max_num_seqs"],
             seed=self._spec.seed,

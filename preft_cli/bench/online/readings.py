@@ -7,10 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from engine_patch.errors import PreftError
-from preft_cli.bench.offline import COUNTED, engine_settings
+from preft_cli.bench.offline import COUNTED, TIERS, engine_settings
 from preft_cli.bench.results import Counters
-
-TIERS = ("device", "host")
 
 
 def read_settings(server_info: bytes) -> dict[str, Any]:
