@@ -32,8 +32,6 @@ MANY = 64
 
 MAX_PROCESSES = 16
 
-TORCH_DTYPES = {"float32": "float32", "float16": "float16", "bfloat16": "bfloat16", "auto": "bfloat16"}
-
 
 class Form(NamedTuple):
     """One way to write adapters: arms of the same form share the files."""
@@ -79,7 +77,8 @@ def make_adapters(
     Raises:
         UserError: if two adapters of a form are the same (caches would flatter the arm), or the disk is too small.
     """
-    dtype = TORCH_DTYPES[plan.arms[0].engine_args["dtype"]]
+    asked = str(plan.arms[0].engine_args["dtype"])
+    dtype = "bfloat16" if asked == "auto" else asked
     modules = modules_of(base, plan.residual_stream)
     tasks = [
         Task(base.fingerprint, modules, form, plan.ranks, plan.seed, dtype, folder / f"{form.adapters}-{form.method}")
