@@ -41,14 +41,10 @@ def fit(plan: BenchPlan, base: BaseModel, workload: Workload) -> FittedPlan:
     The KV cache is the same in all arms, and holds the longest requests that can run at once if memory allows it.
 
     Raises:
-        UserError: requests that are longer than the model allows, or an arm that does not fit into memory.
+        UserError: an arm that does not fit into memory.
     """
     sizes = ModelSizes.of(base, plan)
     longest = sum(workload.longest)
-    if sizes.max_positions is not None and longest > sizes.max_positions:
-        raise UserError(
-            f"bench.prompt_len + output_len is {longest}; {plan.model} allows {sizes.max_positions} tokens", exit_code=2
-        )
     workers: int = plan.arms[0].engine_args["tensor_parallel_size"]
     free = free_memory() if plan.device == "cpu" else free_gpu_memory(workers)
     room = int(free * plan.gpu_memory_utilization)

@@ -45,7 +45,6 @@ class ModelSizes(NamedTuple):
     kv_heads: int
     item_bytes: int
     """Of one element, in the type that the engine computes in."""
-    max_positions: int | None
 
     @classmethod
     def of(cls, base: BaseModel, plan: BenchPlan) -> ModelSizes:
@@ -71,7 +70,6 @@ class ModelSizes(NamedTuple):
             token_elements=2 * config["num_hidden_layers"] * heads * head_dim,
             kv_heads=heads,
             item_bytes=ITEM_BYTES.get(own if dtype == "auto" else dtype, 4),
-            max_positions=config.get("max_position_embeddings"),
         )
 
 

@@ -32,6 +32,11 @@ class Engines:
     ) -> None:
         self._end(list(self._alive), idle=kind is None)
 
+    def require_alive(self) -> None:
+        """Raise if one of them has ended: not only when it would be its turn."""
+        for process in self._alive.values():
+            process.require_alive()
+
     def __getitem__(self, name: str) -> EngineProcess:
         return self._alive[name]
 
@@ -103,7 +108,7 @@ def measure_block(index: int, block: Block, engines: Engines, parts: Parts) -> B
     with progress(f"bench {', '.join(block.engines)}", total, "repetitions") as bar:
         for number, again in left:
             for name in block.engines:
-                event = engines[name].measure(number)
+                event = engines[name].measure(number, engines.require_alive)
                 assert event.repetition is not None
                 done = event.repetition.model_copy(update={"block": index})
                 bar.advance(note=f"{name} {done.requests_per_second:.2f} req/s")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,7 +13,10 @@ from preft_cli.bench.fit import FittedPlan
 from preft_cli.bench.plan import BenchPlan
 from preft_cli.bench.results import BlockRun, Record, write_json
 from preft_cli.bench.workload import Workload
+from preft_cli.console import say
 from preft_cli.errors import UserError
+
+PLAN = "plan.json"
 
 
 class KeptPlan(Record):
@@ -37,13 +39,15 @@ class Parts:
         self._folder = out.with_name(f"{out.stem}.parts")
         self._digest = digest(plan, workload)
         if not resume:
+            if self.measured:
+                say(f"note: starting again; --resume would have kept what {self._folder} held")
             self.remove()
         self.fitted = self._read_plan() if resume else None
         """The plan that the run began with; None if nothing was measured yet, and to be set before something is."""
 
     def _read_plan(self) -> FittedPlan | None:
         try:
-            kept = KeptPlan.model_validate_json((self._folder / "plan.json").read_bytes())
+            kept = KeptPlan.model_validate_json((self._folder / PLAN).read_bytes())
         except (OSError, ValidationError):
             self.remove()  # measurements without their plan are of no use
             return None
@@ -64,15 +68,24 @@ class Parts:
     def keep(self, index: int, run: BlockRun) -> None:
         """Write what was measured of block `index` so far, after the plan."""
         assert self.fitted is not None
-        plan = self._folder / "plan.json"
-        if not plan.exists():
+        plan = self._folder / PLAN
+        if not self.measured:
             self._folder.mkdir(exist_ok=True)
             write_json(KeptPlan(digest=self._digest, fitted=self.fitted), plan)
         write_json(run, self._file(index))
 
+    @property
+    def measured(self) -> bool:
+        """Whether something lies there."""
+        return (self._folder / PLAN).exists()
+
     def remove(self) -> None:
-        """The benchmark is done, or begins anew."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+        """The benchmark is done, or begins anew. What is not ours in the folder stays."""
+        if self.measured:
+            for file in (*self._folder.glob("block-*.json"), self._folder / PLAN):
+                file.unlink()
+            with suppress(OSError):
+                self._folder.rmdir()
 
     def _file(self, index: int) -> Path:
         return self._folder / f"block-{index:03d}.json"

@@ -184,6 +184,8 @@ def notes(config: PreftConfig, device: Device) -> list[str]:
         found.append(
             f"only {bench.num_requests} of the {bench.num_adapters} adapters are used: there are fewer requests"
         )
+    if bench.mode == "offline" and bench.load != LoadConfig():
+        found.append("bench.load has no effect: bench.mode is offline")
     if arms.BASE not in bench.arms:
         found.append("arm base added: ratios need it")
     caching = "on, emptied before each repetition" if bench.enable_prefix_caching else "off"

@@ -11,6 +11,7 @@ from engine_patch.store.atomic import atomic_write
 from preft_cli.bench.numbers import tokens
 from preft_cli.bench.published import CAVEAT, SOURCE
 from preft_cli.bench.results import BenchResult
+from preft_cli.config.schema import BenchConfig
 
 COLOURS = {"base": "#6b6b6b", "lora": "#e69f00", "lorap": "#0072b2", "direft": "#cc79a7", "direftp": "#009e73"}
 """After Okabe and Ito: told apart also by colour-blind readers, and in print by their lightness."""
@@ -75,10 +76,19 @@ def workload(result: BenchResult, swept: str = "") -> str:
         "output_len": f"outputs of {tokens(bench.output_len)}",
         "num_adapters": f"{bench.num_adapters} adapters",
         "rank": f"rank {bench.rank}",
-        "max_num_seqs": f"at most {bench.max_num_seqs} at once",
+        "max_num_seqs": at_once(bench),
         "repeats": f"median and range of {bench.repeats} repetitions" if bench.repeats > 1 else "one repetition",
     }
     return ", ".join(text for key, text in told.items() if key != swept)
+
+
+def at_once(bench: BenchConfig) -> str:
+    """How many requests there are at a time, and how they come."""
+    if bench.mode == "online" and bench.load.request_rate:
+        return f"open loop, {bench.load.request_rate:g} a second"
+    if bench.mode == "online":
+        return f"closed loop of {bench.load.max_concurrency or bench.max_num_seqs}"
+    return f"at most {bench.max_num_seqs} at once"
 
 
 def save(drawn: Any, path: Path) -> None:

@@ -21,6 +21,8 @@ class Preset:
 # Each preset names every key that moves its numbers, also where it is the default: a config file must not bend a
 # benchmark that people compare by its name.
 _ALIKE: dict[str, Any] = {
+    "project.seed": 0,
+    "model.residual_stream": False,
     "bench.mode": "offline",
     "bench.prompts": None,
     "bench.enable_prefix_caching": False,

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
@@ -67,16 +67,19 @@ class EngineProcess:
                 start_new_session=True,
             )
 
-    def measure(self, number: int) -> Event:
+    def measure(self, number: int, watch: Callable[[], None] = lambda: None) -> Event:
         """Have it answer the requests of repetition `number`.
+
+        Args:
+            watch: called again and again meanwhile; what it raises ends the waiting.
 
         Raises:
             UserError: as `wait` does.
         """
         self._tell(f"measure {number}")
-        return self.wait("measured")
+        return self.wait("measured", watch)
 
-    def wait(self, phase: Literal["started", "warm", "measured"]) -> Event:
+    def wait(self, phase: Literal["started", "warm", "measured"], watch: Callable[[], None] = lambda: None) -> Event:
         """Wait for the end of a phase.
 
         Raises:
@@ -88,13 +91,25 @@ class EngineProcess:
             if event := self._read():
                 assert event.phase == phase, f"{self.name}: {event.phase} instead of {phase}"
                 return event
-            if code is not None:
-                raise UserError(f"bench arm {self.name}: its process ended with {ending(code)}.\n{quote(self.log)}")
+            self.require_alive(code)
+            watch()
             if time.monotonic() - heard > self._silence_s:
                 raise UserError(
                     f"bench arm {self.name}: no progress for {self._silence_s:.0f} s, stopped.\n{quote(self.log)}"
                 )
             time.sleep(POLL_S)
+
+    def require_alive(self, code: int | None = None) -> None:
+        """Raise if the process has ended.
+
+        Args:
+            code: its exit code, where that was asked for already.
+
+        Raises:
+            UserError: with the log's last lines and path.
+        """
+        if (code := self._process.poll() if code is None else code) is not None:
+            raise UserError(f"bench arm {self.name}: its process ended with {ending(code)}.\n{quote(self.log)}")
 
     def stop(self, *, idle: bool = True) -> None:
         """End the process' whole group, politely first: an engine that is killed leaves its shared memory behind.
@@ -161,7 +176,9 @@ def ending(code: int) -> str:
 def quote(log: Path) -> str:
     """The first error in the log, its last lines, and where it lies."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", log.read_text(errors="replace"))
-    lines = [line.rstrip() for line in text.splitlines() if line.strip()]
+    everything = [line.rstrip() for line in text.splitlines() if line.strip()]
+    # A warning with a traceback in it would read like the cause.
+    lines = [line for line in everything if not re.search(r"\bWARNING\b", line)] or everything
     shown = lines[-QUOTED_LINES:]
     # vLLM's last lines say that the engine failed; the reason is the first exception logged as an error above them.
     first = next((line for line in lines if re.search(r"\bERROR\b.*\b[A-Z]\w*Error: ", line)), None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import glob
+import itertools
 import sys
 import tempfile
 import time
@@ -9,8 +11,6 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
-from engine_patch.rule import parts as method_parts
-from preft_cli.adapters.base import BaseFacts
 from preft_cli.bench import machine
 from preft_cli.bench.adapters import Form, Made, make_adapters
 from preft_cli.bench.arms import ARMS
@@ -19,19 +19,17 @@ from preft_cli.bench.comparable import check_adapters
 from preft_cli.bench.device import Device
 from preft_cli.bench.engine import EngineSpec
 from preft_cli.bench.fit import FittedPlan, fit
-from preft_cli.bench.footprint import model_config
 from preft_cli.bench.measure import Engines, measure_blocks
 from preft_cli.bench.parts import Parts
-from preft_cli.bench.plan import BenchPlan, plan_bench
+from preft_cli.bench.prepare import Ready, finished, prepare, result_path
 from preft_cli.bench.process import EngineProcess
-from preft_cli.bench.prompts import read_prompts
 from preft_cli.bench.ratios import ratios
 from preft_cli.bench.results import AdapterSet, BenchResult, BlockRun, write_json
-from preft_cli.bench.workload import Workload, make_workload
+from preft_cli.bench.workload import Workload
 from preft_cli.config.schema import PreftConfig
-from preft_cli.console import progress
+from preft_cli.console import progress, say
 from preft_cli.errors import UserError
-from preft_cli.models import BaseModel, resolve
+from preft_cli.models import BaseModel
 
 CORES_TO_START: dict[Device, int] = {"cpu": 1, "gpu": 3}
 """Cores of an engine that starts: on a CPU that is importing, mostly, on a GPU compiling."""
@@ -58,12 +56,12 @@ def bench(
     if resume and out is None:
         raise UserError("--resume needs --out: the file of the run to go on with", exit_code=2)
     created, began = datetime.now(UTC), time.monotonic()
-    plan = plan_bench(config, root)
     out = result_path(root, out, created)
-    base = resolve(config.model.base, root)
-    check_methods(plan, base)
-    prompts = read_prompts(plan.prompts, base, config.model.chat_template) if plan.prompts else None
-    workload = make_workload(plan, model_config(base)["vocab_size"], prompts)
+    if resume and (done := finished(out, config)):
+        say(f"nothing left to do: {out} is of the same config, and nothing in it failed")
+        return done
+    ready = prepare(config, root)
+    plan, base, workload = ready.plan, ready.base, ready.workload
     parts = Parts(out, plan, workload, resume=resume)
     fitted = parts.fitted = parts.fitted or fit(plan, base, workload)
     with tempfile.TemporaryDirectory(prefix="preft-bench-") as scratch:
@@ -74,7 +72,7 @@ def bench(
         blocks = run_blocks(fitted, workload, made, Path(scratch), parts, out)
     arms = arm_results(fitted.plan, blocks, adapters)
     second = second_times(arms)
-    notes = [*plan.notes, *fitted.notes, *prompt_notes(workload, prompts), *measured_notes(plan, arms, second)]
+    notes = [*plan.notes, *fitted.notes, *prompt_notes(ready), *measured_notes(plan, arms, second)]
     result = BenchResult(
         created=created,
         seconds=time.monotonic() - began,
@@ -104,30 +102,6 @@ def bench(
 def arms_of(fitted: FittedPlan) -> list[str]:
     """The arms, each once."""
     return list(dict.fromkeys(arm.arm for arm in fitted.plan.arms))
-
-
-def check_methods(plan: BenchPlan, base: BaseModel) -> None:
-    """Refuse, before any engine starts, an arm whose method cannot act on the base model.
-
-    Raises:
-        UserError: names the arm.
-    """
-    for arm in plan.arms:
-        if "direft" in method_parts(ARMS[arm.arm].method or ""):
-            BaseFacts.of(base, plan.residual_stream).require_streams(f"bench.arms: {arm.arm}", exit_code=2)
-
-
-def result_path(root: Path, out: Path | None, created: datetime) -> Path:
-    """Where the result goes; its folder is made now, so that a bad path fails before the work and not after it."""
-    path = (out or root / "runs" / "bench" / f"{created:%Y%m%d-%H%M%S}.json").absolute()
-    if path.is_dir():
-        raise UserError(f"--out {path} is a folder; give the name of a file", exit_code=2)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=path.parent).close()
-    except OSError as error:
-        raise UserError(f"cannot write results to {path.parent}: {error.strerror}; give another --out") from error
-    return path
 
 
 def check_host_memory(fitted: FittedPlan, adapters: Mapping[str, AdapterSet | None]) -> None:
@@ -167,12 +141,9 @@ def run_blocks(
     arms = {arm.name: arm for arm in plan.arms}
     requests = scratch / "requests.json"
     requests.write_text(workload.model_dump_json())
-    starts = dict.fromkeys(arms, 0)
 
     def start(name: str) -> EngineProcess:
         arm, form = arms[name], Form.of(arms[name].arm)
-        starts[name] += 1
-        number = "" if starts[name] == 1 else f".{starts[name]}"
         folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=scratch))
         spec = EngineSpec(
             arm=arm.arm,
@@ -185,16 +156,26 @@ def run_blocks(
             seed=plan.seed,
             scratch=folder,
         )
-        return EngineProcess(name, spec, arm.environment, requests, out.with_name(f"{out.stem}.{name}{number}.log"))
+        return EngineProcess(name, spec, arm.environment, requests, free_log(out, name))
 
+    if not parts.measured:
+        for name in arms:
+            for old in out.parent.glob(f"{glob.escape(out.stem)}.{name}*.log"):
+                old.unlink()
     at_once = max(1, machine.usable_cores() // CORES_TO_START[plan.device])
     with Engines(start, at_once) as engines:
         return measure_blocks(fitted.blocks, engines, parts)
 
 
-def prompt_notes(workload: Workload, prompts: list[list[int]] | None) -> list[str]:
+def prompt_notes(ready: Ready) -> list[str]:
     """What the prompts have to say."""
-    asked = len(workload.warmup) + sum(map(len, workload.repetitions))
-    if prompts is None or len(prompts) >= asked:
+    asked = len(ready.workload.warmup) + sum(map(len, ready.workload.repetitions))
+    if ready.prompts is None or len(ready.prompts) >= asked:
         return []
-    return [f"{len(prompts)} prompts for {asked} requests: they recur"]
+    return [f"{len(ready.prompts)} prompts for {asked} requests: they recur"]
+
+
+def free_log(out: Path, name: str) -> Path:
+    """`bench.lora.log`, `bench.lora.2.log` and so on beside the result: one for each start of an engine."""
+    numbers = itertools.chain([""], (f".{k}" for k in itertools.count(2)))
+    return next(path for number in numbers if not (path := out.with_name(f"{out.stem}.{name}{number}.log")).exists())

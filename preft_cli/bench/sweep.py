@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from preft_cli.bench.load import load_result
 from preft_cli.bench.results import BenchResult, write_json
 from preft_cli.bench.sweep_result import SweepPoint, SweepResult, Value
 from preft_cli.config.load import changed
@@ -104,23 +103,30 @@ def run_sweep(
         resume: keep the results that are there, if they are of the same config and without failures.
         preset: the preset's name, for the results.
     """
+    from preft_cli.bench.prepare import finished, prepare, result_path
     from preft_cli.bench.run import bench
 
-    path = _summary_path(root, out, resume)
+    if resume and out is None:
+        raise UserError("--sweep with --resume needs --out FILE.json: the sweep that is to go on", 2)
+    path = result_path(root, out, datetime.now(UTC))
     folder = path.with_suffix("")
-    folder.mkdir(parents=True, exist_ok=True)
     files = {value: folder / f"{sweep.key}={value}.json".replace(":", "+") for value in sweep.configs}
     for file in files.values():
+        result_path(root, file, datetime.now(UTC))
         if not resume:  # or a later --resume would mix results of two sweeps
             file.unlink(missing_ok=True)
+    for config in sweep.configs.values():  # what cannot work is told before anything is measured
+        prepare(config, root)
     swept = SweepResult(key=sweep.key, values=list(files), points=[], path=path)
     for number, (value, config) in enumerate(sweep.configs.items(), start=1):
         file = files[value]
         say(f"sweep {number}/{len(sweep.configs)}: {sweep.key}={value}")
         error = None
-        result = _kept(file, config) if resume else None
+        result = None
         try:
-            result = result or bench(config, root, file, resume=resume, preset=preset)
+            result = (finished(file, config) if resume else None) or bench(
+                config, root, file, resume=resume, preset=preset
+            )
         except UserError as failed:
             warn(f"{sweep.key}={value}: {failed}")
             error = str(failed)
@@ -128,29 +134,6 @@ def run_sweep(
         swept = swept.model_copy(update={"points": [*swept.points, point]})
         write_json(swept, path)
     return swept
-
-
-def _summary_path(root: Path, out: Path | None, resume: bool) -> Path:
-    if resume and out is None:
-        raise UserError("--sweep with --resume needs --out FILE.json: the sweep that is to go on", 2)
-    path = out or root / "runs" / "bench" / f"{datetime.now(UTC):%Y%m%d-%H%M%S}.json"
-    if path.is_dir() or path.suffix != ".json":
-        said = "a sweep needs the name of a .json file; its results go into a folder beside it"
-        raise UserError(f"--out {path}: {said}", 2)
-    return path
-
-
-def _kept(file: Path, config: PreftConfig) -> BenchResult | None:
-    """The result of an earlier run, if it is one of the same config and nothing in it failed."""
-    try:
-        result = load_result(file)
-    except UserError:
-        return None
-    same = result.config.model_dump(mode="json") == config.model_dump(mode="json")
-    if not same or result.failures:
-        return None
-    say(f"  kept: {file}")
-    return result
 
 
 def _point(value: Value, file: str, result: BenchResult | None, error: str | None) -> SweepPoint:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import signal
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +59,7 @@ def command(
     loaded = load_config(config, sets, preset=overrides(preset))
     conditions = parse(fail_on or [], list(dict.fromkeys(["base", *loaded.config.bench.arms])))
     over = _sweep_over(sweep or [], loaded)
-    with needs_extras("bench"), quiet_stdout(dry_run or as_json):
+    with needs_extras("bench"), quiet_stdout(dry_run or as_json), _tidy_after_sigterm():
         if dry_run:
             plan = _plan(loaded, over)
         else:
@@ -71,6 +74,16 @@ def command(
 
 
 app.command("compare")(bench_compare.command)
+
+
+@contextmanager
+def _tidy_after_sigterm() -> Iterator[None]:
+    """SIGTERM, as `timeout` and CI send it, takes engines and adapter files down as Ctrl-C does."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _refuse_options(context: typer.Context) -> None:

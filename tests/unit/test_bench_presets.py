@@ -40,9 +40,10 @@ def test_a_config_file_does_not_bend_a_preset(name: str, tmp_path: Path) -> None
 
 def test_the_file_then_the_preset_then_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("preft.yaml").write_text("project: {seed: 7}\nbench: {rank: 3, num_adapters: 3}\n")
+    Path("preft.yaml").write_text("project: {seed: 7, name: mine}\nbench: {rank: 3, num_adapters: 3}\n")
     config = load_config(None, ["bench.num_adapters=9"], preset=overrides("ci")).config
-    assert (config.project.seed, config.bench.rank, config.bench.num_adapters) == (7, 8, 9)
+    assert (config.project.name, config.project.seed) == ("mine", 0)
+    assert (config.bench.rank, config.bench.num_adapters) == (8, 9)
     assert load_config(None, None).config.bench.rank == 3
 
 

@@ -125,6 +125,19 @@ def test_a_crash_quotes_the_cause_and_names_the_log(start: Start, tmp_path: Path
     assert str(tmp_path / "base.log") in message
 
 
+def test_warnings_are_not_quoted_as_if_they_were_the_cause(start: Start) -> None:
+    with pytest.raises(UserError) as failed:
+        start("print('WARNING ValueError: harmless'); sys.exit('the cause')").wait("started")
+    assert "harmless" not in str(failed.value)
+    assert "the cause" in str(failed.value)
+
+
+def test_the_death_of_another_ends_the_waiting(start: Start) -> None:
+    one, other = start("time.sleep(600)"), start("sys.exit(7)")
+    with pytest.raises(UserError, match="exit code 7"):
+        one.wait("started", other.require_alive)
+
+
 def test_a_kill_is_told_as_such(start: Start) -> None:
     with pytest.raises(UserError, match="SIGKILL"):
         start("os.kill(os.getpid(), 9)").wait("started")

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from engine_patch.store.file import read_adapter
 from preft_cli.bench import adapters as adapters_module
 from preft_cli.bench import fit as fitting
+from preft_cli.bench import prepare as preparing
 from preft_cli.bench import run as running
 from preft_cli.bench.adapters import check_distinct
 from preft_cli.bench.comparable import SHARED_SETTINGS
@@ -62,6 +63,7 @@ class FakeEngines:
         self.weights: dict[str, list[dict[str, torch.Tensor]]] = {}
         self.happened: list[str] = []
         self.change: Callable[[str, Event], Event] = lambda name, event: event
+        self.watched = False
 
     def __call__(
         self, name: str, spec: EngineSpec, environment: dict[str, str | None], requests: Path, log: Path
@@ -88,9 +90,13 @@ class FakeEngine:
         started = Started(requests_digest=workload.digest(), start_seconds=9.0, engine=engine, patch=[])
         return self.engines.change(self.name, Event(phase="started", started=started))
 
-    def measure(self, number: int) -> Event:
+    def measure(self, number: int, watch: Callable[[], None]) -> Event:
+        watch()
         self.engines.happened.append(f"{self.name} {number}")
         return self.engines.change(self.name, self.event(number, SECONDS[self.name][number], "measured"))
+
+    def require_alive(self) -> None:
+        self.engines.happened.append(f"{self.name} is asked whether it is alive") if self.engines.watched else None
 
     def event(self, number: int, seconds: float, phase: Literal["warm", "measured"]) -> Event:
         workload = self.engines.workloads[self.name]
@@ -120,7 +126,7 @@ def engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeEngines:
     (folder / "config.json").write_text(json.dumps({"model_type": "llama", **shape, **heads}))
     fake = FakeEngines()
     monkeypatch.setattr(running, "EngineProcess", fake)
-    monkeypatch.setattr(running, "resolve", lambda name, root: BaseModel(name, folder, random=True))
+    monkeypatch.setattr(preparing, "resolve", lambda name, root: BaseModel(name, folder, random=True))
     return fake
 
 
@@ -453,6 +459,10 @@ def test_too_long_requests_and_bad_outputs_are_refused_before_any_work(engines: 
         running.bench(config(prompt_len=63), tmp_path)
     with pytest.raises(UserError, match="is a folder"):
         running.bench(config(), tmp_path, tmp_path)
+    with pytest.raises(UserError, match=r"give the name of a \.json file"):
+        running.bench(config(), tmp_path, tmp_path / "r.png")
+    with pytest.raises(UserError, match="--resume needs --out"):
+        running.bench(config(), tmp_path, resume=True)
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="cannot write"):
         running.bench(config(), tmp_path, tmp_path / "file" / "r.json")
@@ -503,3 +513,26 @@ def test_engines_start_side_by_side_on_many_cores(
         *("start base", "start lora", "warm base"),
         *("start lorap", "warm lora", "warm lorap"),
     ]
+
+
+def test_all_engines_are_watched_while_one_measures(engines: FakeEngines, tmp_path: Path) -> None:
+    engines.watched = True
+    running.bench(config(repeats=1), tmp_path)
+    asked = [f"{name} is asked whether it is alive" for name in ("base", "lora", "lorap")]
+    assert engines.happened[3:6] == asked
+
+
+def test_a_finished_run_is_not_measured_again(engines: FakeEngines, tmp_path: Path) -> None:
+    first = running.bench(config(), tmp_path, tmp_path / "r.json")
+    engines.happened.clear()
+    assert running.bench(config(), tmp_path, tmp_path / "r.json", resume=True) == first
+    assert engines.happened == []
+    running.bench(config(output_len=3), tmp_path, tmp_path / "r.json", resume=True)
+    assert engines.happened != []
+
+
+def test_files_that_are_not_ours_stay(engines: FakeEngines, tmp_path: Path) -> None:
+    (tmp_path / "r.parts").mkdir()
+    (tmp_path / "r.parts" / "precious").touch()
+    running.bench(config(), tmp_path, tmp_path / "r.json")
+    assert [path.name for path in (tmp_path / "r.parts").iterdir()] == ["precious"]

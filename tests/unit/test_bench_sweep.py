@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from preft_cli.bench import prepare as preparing
 from preft_cli.bench.results import BenchResult
 from preft_cli.bench.sweep import parse_sweep, run_sweep, swept_keys
 from preft_cli.bench.sweep_report import print_sweep
@@ -29,6 +30,11 @@ class FakeBench:
         self.calls: list[tuple[int, bool, str | None]] = []
         self.fails: dict[int, BaseException] = {}
         self.failures = 0
+        self.refused: int | None = None
+
+    def prepare(self, config: PreftConfig, root: Path) -> None:
+        if config.bench.num_adapters == self.refused:
+            raise UserError("too long", 2)
 
     def __call__(
         self, config: PreftConfig, root: Path, out: Path | None, *, resume: bool, preset: str | None
@@ -47,6 +53,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> FakeBench:
     module = ModuleType("preft_cli.bench.run")
     vars(module)["bench"] = fake
     monkeypatch.setitem(sys.modules, "preft_cli.bench.run", module)
+    monkeypatch.setattr(preparing, "prepare", fake.prepare)
     return fake
 
 
@@ -137,6 +144,13 @@ def test_a_value_that_fails_does_not_end_the_sweep(bench: FakeBench, tmp_path: P
     assert swept.failures == 1
 
 
+def test_a_value_that_cannot_work_is_told_before_any_is_measured(bench: FakeBench, tmp_path: Path) -> None:
+    bench.refused = 64
+    with pytest.raises(UserError, match="too long"):
+        run_sweep(parse_sweep("num_adapters=1,64", CONFIG), tmp_path, tmp_path / "s.json")
+    assert bench.calls == []
+
+
 def test_an_interrupted_sweep_has_what_was_done_and_goes_on(bench: FakeBench, tmp_path: Path) -> None:
     bench.fails = {64: KeyboardInterrupt()}
     sweep = parse_sweep("num_adapters=1,8,64", CONFIG)
@@ -186,6 +200,6 @@ def test_the_table_fits_a_plain_terminal(bench: FakeBench, tmp_path: Path, capfd
 def test_a_sweep_needs_a_json_file(bench: FakeBench, tmp_path: Path) -> None:
     sweep: Any = parse_sweep("num_adapters=1", CONFIG)
     for bad in (tmp_path, tmp_path / "s.csv"):
-        with pytest.raises(UserError, match=r"needs the name of a \.json file"):
+        with pytest.raises(UserError, match=r"give the name of a \.json file"):
             run_sweep(sweep, tmp_path, bad)
     assert bench.calls == []

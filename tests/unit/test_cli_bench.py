@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +28,7 @@ class FakeBench:
         self.seen: list[tuple[PreftConfig, Path, Path | None, bool, str | None]] = []
         self.failures = 0
         self.refuses: int | None = None
+        self.instead: Callable[[], None] = lambda: None
 
     def __call__(
         self,
@@ -37,6 +41,7 @@ class FakeBench:
     ) -> BenchResult:
         self.seen.append((config, root, out, resume, preset))
         print("an engine that talks on stdout")
+        self.instead()
         if config.bench.num_adapters == self.refuses:
             raise UserError("does not fit")
         return make_result(SPEEDS, path=out or root / "r.json", config=config, failures=self.failures)
@@ -185,3 +190,20 @@ def test_compare(run: Run, tmp_path: Path) -> None:
     document = json.loads(out)
     assert document["settings"] == [{"name": "commit", "a": "0123abc", "b": "4567def"}]
     assert {change["name"] for change in document["changes"] if change["changed"]} >= {"lorap/base", "lorap/lora"}
+
+
+def test_sigterm_ends_a_run_as_ctrl_c_does(run: Run, bench: FakeBench) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    tidied = []
+
+    def interrupted() -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(5)
+        finally:
+            tidied.append(True)
+
+    bench.instead = interrupted
+    assert run("bench")[0] == 128 + signal.SIGTERM
+    assert tidied == [True]
+    assert signal.getsignal(signal.SIGTERM) is before
