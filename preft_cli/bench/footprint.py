@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from preft_cli.bench.plan import CPU_BLOCK_SIZE, ArmPlan, BenchPlan
 from preft_cli.models import BaseModel
@@ -52,31 +51,23 @@ class ModelSizes(NamedTuple):
         import torch
         from transformers import AutoModelForCausalLM
 
-        config = model_config(base)
+        text = base.hf_config.get_text_config()
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(base.hf_config)
         modules = modules_of(base, plan.residual_stream)
-        heads: int = config.get("num_key_value_heads") or base.hf_config.get_text_config().num_attention_heads
-        head_dim = getattr(base.hf_config.get_text_config(), "head_dim", None) or (
-            config["hidden_size"] // config["num_attention_heads"]
-        )
+        heads: int = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+        head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
         dtype = plan.arms[0].engine_args["dtype"]
-        own = str(config.get("dtype") or config.get("torch_dtype") or "float32")
+        own = str(text.dtype or base.hf_config.dtype or "float32")
         return cls(
             num_parameters=sum(parameter.numel() for parameter in model.parameters()),
             linear_features=sum(map(sum, modules.linear.values())),
             stream_features=sum(map(sum, modules.streams.values())),
-            vocab_size=config["vocab_size"],
-            token_elements=2 * config["num_hidden_layers"] * heads * head_dim,
+            vocab_size=text.vocab_size,
+            token_elements=2 * text.num_hidden_layers * heads * head_dim,
             kv_heads=heads,
             item_bytes=ITEM_BYTES.get(own if dtype == "auto" else dtype, 4),
         )
-
-
-def model_config(base: BaseModel) -> dict[str, Any]:
-    """The text model's part of config.json."""
-    config: dict[str, Any] = json.loads((base.path / "config.json").read_text())
-    return {**config, **config.get("text_config", {})}
 
 
 def kv_cache_bytes(sizes: ModelSizes, num_seqs: int, longest: int, workers: int) -> int:

@@ -10,7 +10,6 @@ from typing import NamedTuple
 from engine_patch.rule import parts
 from preft_cli.adapters.base import BaseFacts
 from preft_cli.bench.arms import ARMS
-from preft_cli.bench.footprint import model_config
 from preft_cli.bench.load import load_result
 from preft_cli.bench.plan import BenchPlan, plan_bench
 from preft_cli.bench.prompts import read_prompts
@@ -40,9 +39,9 @@ def prepare(config: PreftConfig, root: Path) -> Ready:
     base = resolve(config.model.base, root)
     check_methods(plan, base)
     prompts = read_prompts(plan.prompts, base, config.model.chat_template) if plan.prompts else None
-    model = model_config(base)
-    workload = make_workload(plan, model["vocab_size"], prompts)
-    longest, allowed = sum(workload.longest), model.get("max_position_embeddings")
+    model = base.hf_config.get_text_config()
+    workload = make_workload(plan, model.vocab_size, prompts)
+    longest, allowed = sum(workload.longest), getattr(model, "max_position_embeddings", None)
     if allowed is not None and longest > allowed:
         raise UserError(
             f"bench.prompt_len + output_len is {longest}; {plan.model} allows {allowed} tokens", exit_code=2

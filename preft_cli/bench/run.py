@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import glob
 import itertools
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -21,10 +20,11 @@ from preft_cli.bench.engine import EngineSpec
 from preft_cli.bench.fit import FittedPlan, fit
 from preft_cli.bench.measure import Engines, measure_blocks
 from preft_cli.bench.parts import Parts
+from preft_cli.bench.plan import BenchPlan
 from preft_cli.bench.prepare import Ready, finished, prepare, result_path
 from preft_cli.bench.process import EngineProcess
 from preft_cli.bench.ratios import ratios
-from preft_cli.bench.results import AdapterSet, BenchResult, BlockRun, write_json
+from preft_cli.bench.results import AdapterSet, ArmResult, BenchResult, BlockRun, write_json
 from preft_cli.bench.workload import Workload
 from preft_cli.config.schema import PreftConfig
 from preft_cli.console import progress, say
@@ -70,14 +70,25 @@ def bench(
         check_adapters(adapters)
         check_host_memory(fitted, adapters)
         blocks = run_blocks(fitted, workload, made, Path(scratch), parts, out)
-    arms = arm_results(fitted.plan, blocks, adapters)
+    notes = [*fitted.notes, *prompt_notes(ready)]
+    result = summed_up(config, plan, arm_results(fitted.plan, blocks, adapters), blocks, notes).model_copy(
+        update={"created": created, "seconds": time.monotonic() - began, "preset": preset, "path": out}
+    )
+    write_json(result, out)
+    parts.remove()
+    return result
+
+
+def summed_up(
+    config: PreftConfig, plan: BenchPlan, arms: dict[str, ArmResult], blocks: list[BlockRun], notes: list[str]
+) -> BenchResult:
+    """The result of these arms, measured in these blocks, on this machine."""
     second = second_times(arms)
-    notes = [*plan.notes, *fitted.notes, *prompt_notes(ready), *measured_notes(plan, arms, second)]
-    result = BenchResult(
-        created=created,
-        seconds=time.monotonic() - began,
+    return BenchResult(
+        created=datetime.now(UTC),
+        seconds=0.0,
+        preset=None,
         command=["preft", *sys.argv[1:]],
-        preset=preset,
         config=config,
         model=config.model.base,
         random_weights=plan.random_weights,
@@ -91,12 +102,8 @@ def bench(
         order=[name for block in blocks for name in block.order],
         same_seed=second,
         failures=sum(arm.failures for arm in arms.values()),
-        notes=notes,
-        path=out,
+        notes=[*plan.notes, *notes, *measured_notes(plan, arms, second)],
     )
-    write_json(result, out)
-    parts.remove()
-    return result
 
 
 def arms_of(fitted: FittedPlan) -> list[str]:
@@ -156,11 +163,13 @@ def run_blocks(
             seed=plan.seed,
             scratch=folder,
         )
-        return EngineProcess(name, spec, arm.environment, requests, free_log(out, name))
+        return EngineProcess(
+            name, spec, arm.environment, requests, next(path for path in log_paths(out, name) if not path.exists())
+        )
 
     if not parts.measured:
         for name in arms:
-            for old in out.parent.glob(f"{glob.escape(out.stem)}.{name}*.log"):
+            for old in itertools.takewhile(Path.exists, log_paths(out, name)):
                 old.unlink()
     at_once = max(1, machine.usable_cores() // CORES_TO_START[plan.device])
     with Engines(start, at_once) as engines:
@@ -175,7 +184,7 @@ def prompt_notes(ready: Ready) -> list[str]:
     return [f"{len(ready.prompts)} prompts for {asked} requests: they recur"]
 
 
-def free_log(out: Path, name: str) -> Path:
+def log_paths(out: Path, name: str) -> Iterator[Path]:
     """`bench.lora.log`, `bench.lora.2.log` and so on beside the result: one for each start of an engine."""
-    numbers = itertools.chain([""], (f".{k}" for k in itertools.count(2)))
-    return next(path for number in numbers if not (path := out.with_name(f"{out.stem}.{name}{number}.log")).exists())
+    yield out.with_name(f"{out.stem}.{name}.log")
+    yield from (out.with_name(f"{out.stem}.{name}.{number}.log") for number in itertools.count(2))
