@@ -95,7 +95,8 @@ def only(one: BenchResult, other: BenchResult) -> list[str]:
 
 def settings(a: BenchResult, b: BenchResult) -> list[Setting]:
     """How the two were measured, where that differs."""
-    first, second = described(a), described(b)
+    both = [name for name in a.arms if name in b.arms]
+    first, second = described(a, both), described(b, both)
     return [
         Setting(name=name, a=first.get(name), b=second.get(name))
         for name in dict.fromkeys([*first, *second])
@@ -103,13 +104,13 @@ def settings(a: BenchResult, b: BenchResult) -> list[Setting]:
     ]
 
 
-def described(result: BenchResult) -> dict[str, Any]:
-    """Everything that numbers depend on, flat: `hardware.gpus`, `versions.vllm`, `bench.rank`."""
+def described(result: BenchResult, arms: list[str]) -> dict[str, Any]:
+    """Everything that the numbers of these arms depend on, flat: `hardware.gpus`, `bench.rank`, `lora.max_loras`."""
     fields = {"model", "device", "prefix_caching", "hardware", "versions", "commit"}
     config = result.config.model_dump(mode="json", include=set(SECTIONS))
     keys = {key: value for key, value in flat(config).items() if key not in _TOLD_ELSEWHERE}
-    arms = {name: {**arm.engine_args, "variant": arm.variant} for name, arm in result.arms.items()}
-    sized = {key: value for key, value in flat(arms).items() if not key.endswith(".model")}
+    chosen = {name: {**result.arms[name].engine_args, "variant": result.arms[name].variant} for name in arms}
+    sized = {key: value for key, value in flat(chosen).items() if not key.endswith(".model")}
     return flat(result.model_dump(mode="json", include=fields)) | keys | sized
 
 
