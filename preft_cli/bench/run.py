@@ -28,6 +28,7 @@ from preft_cli.bench.results import AdapterSet, ArmResult, BenchResult, BlockRun
 from preft_cli.bench.workload import Workload
 from preft_cli.config.schema import PreftConfig
 from preft_cli.console import progress, say
+from preft_cli.convert.workers import cores
 from preft_cli.errors import UserError
 from preft_cli.models import BaseModel
 
@@ -171,7 +172,7 @@ def run_blocks(
         for name in arms:
             for old in itertools.takewhile(Path.exists, log_paths(out, name)):
                 old.unlink()
-    at_once = max(1, machine.usable_cores() // CORES_TO_START[plan.device])
+    at_once = max(1, cores() // CORES_TO_START[plan.device])
     with Engines(start, at_once) as engines:
         return measure_blocks(fitted.blocks, engines, parts)
 

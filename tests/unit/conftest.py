@@ -6,12 +6,15 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from engine_patch import patching
 from preft_cli import app
+
+if TYPE_CHECKING:
+    from tests.unit.bench_engines import FakeEngines
 
 Run = Callable[..., tuple[int, str, str]]
 """The fixture `run`."""
@@ -74,3 +77,11 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         monkeypatch.setitem(sys.modules, name, module)
 
     return fake
+
+
+@pytest.fixture
+def engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeEngines:
+    """Fake engines for `preft bench`; torch is loaded by the tests that ask for it alone."""
+    from tests.unit.bench_engines import fake_engines
+
+    return fake_engines(tmp_path, monkeypatch)

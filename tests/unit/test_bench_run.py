@@ -1,4 +1,4 @@
-"""The whole benchmark with fake engines: same work in every arm, turns, ratios, failures, going on, the file."""
+"""The whole benchmark with fake engines: same work in every arm, turns, ratios, failures, the file."""
 
 from __future__ import annotations
 
@@ -6,128 +6,17 @@ import json
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
-from engine_patch.store.file import read_adapter
 from preft_cli.bench import adapters as adapters_module
-from preft_cli.bench import fit as fitting
-from preft_cli.bench import prepare as preparing
 from preft_cli.bench import run as running
-from preft_cli.bench.adapters import check_distinct
-from preft_cli.bench.comparable import SHARED_SETTINGS
-from preft_cli.bench.engine import EngineSpec
 from preft_cli.bench.report import print_result
-from preft_cli.bench.results import SCHEMA_VERSION, BenchResult, Counters, Repetition, Started
+from preft_cli.bench.results import SCHEMA_VERSION, BenchResult
 from preft_cli.bench.worker import Event
-from preft_cli.bench.workload import Workload
-from preft_cli.config.schema import PreftConfig
 from preft_cli.console import out
-from preft_cli.errors import UserError
-from preft_cli.models import BaseModel
-
-SECONDS = {
-    "base": [1.0, 1.25, 2.0],
-    "lora": [4.0, 4.0, 5.0],
-    "lora-specialised-graphs": [4.0, 4.0, 5.0],
-    "lora-shared-graphs": [3.0, 3.5, 4.5],
-    "lorap": [2.0, 2.0, 2.5],
-    "direftp": [2.0, 2.0, 2.0],
-    "direft": [2.0, 2.0, 2.0],
-}
-COUNTERS = Counters(preemptions=0, prompt_tokens=20, prefix_cache_queries=0, prefix_cache_hits=0, adapter_loads=None)
-
-
-def config(**bench: Any) -> PreftConfig:
-    sizes = {"num_requests": 5, "num_adapters": 3, "prompt_len": 4, "output_len": 2, "repeats": 3, "rank": 4}
-    return PreftConfig.model_validate({"model": {"base": "tiny"}, "bench": {**sizes, **bench}})
-
-
-def read_store(path: Path) -> dict[str, torch.Tensor]:
-    """A `.preft` file under PEFT's tensor names."""
-    adapter = read_adapter(path)
-    pairs = {f"base_model.model.{name}": pair for name, pair in adapter.pairs.items()}
-    made = {f"{name}.lora_A.weight": pair.a for name, pair in pairs.items()}
-    return made | {f"{name}.lora_B.weight": pair.b for name, pair in pairs.items()}
-
-
-class FakeEngines:
-    """Stands in for the processes: keeps what each was given, answers with `SECONDS`, writes down what happens."""
-
-    def __init__(self) -> None:
-        self.specs: dict[str, EngineSpec] = {}
-        self.workloads: dict[str, Workload] = {}
-        self.weights: dict[str, list[dict[str, torch.Tensor]]] = {}
-        self.happened: list[str] = []
-        self.change: Callable[[str, Event], Event] = lambda name, event: event
-        self.watched = False
-
-    def __call__(
-        self, name: str, spec: EngineSpec, environment: dict[str, str | None], requests: Path, log: Path
-    ) -> FakeEngine:
-        self.specs[name] = spec
-        self.workloads[name] = Workload.model_validate_json(requests.read_text())
-        peft = lambda path: load_file(path / "adapter_model.safetensors")  # noqa: E731
-        self.weights[name] = [(read_store if path.suffix else peft)(path) for path in spec.adapters]
-        self.happened.append(f"start {name}")
-        log.write_text("log\n")
-        return FakeEngine(name, self, log)
-
-
-class FakeEngine:
-    def __init__(self, name: str, engines: FakeEngines, log: Path) -> None:
-        self.name, self.engines, self.log = name, engines, log
-
-    def wait(self, phase: Literal["started", "warm"]) -> Event:
-        spec, workload = self.engines.specs[self.name], self.engines.workloads[self.name]
-        if phase == "warm":
-            return self.engines.change(self.name, self.event(-1, 1.0, "warm"))
-        args = spec.engine_args
-        engine = {**dict.fromkeys(SHARED_SETTINGS, "alike"), "max_num_seqs": args["max_num_seqs"]}
-        started = Started(requests_digest=workload.digest(), start_seconds=9.0, engine=engine, patch=[])
-        return self.engines.change(self.name, Event(phase="started", started=started))
-
-    def measure(self, number: int, watch: Callable[[], None]) -> Event:
-        watch()
-        self.engines.happened.append(f"{self.name} {number}")
-        return self.engines.change(self.name, self.event(number, SECONDS[self.name][number], "measured"))
-
-    def require_alive(self) -> None:
-        self.engines.happened.append(f"{self.name} is asked whether it is alive") if self.engines.watched else None
-
-    def event(self, number: int, seconds: float, phase: Literal["warm", "measured"]) -> Event:
-        workload = self.engines.workloads[self.name]
-        requests = workload.warmup if number < 0 else workload.repetitions[number]
-        tokens = sum(request.output_len for request in requests)
-        done = Repetition(
-            number=number,
-            seconds=seconds,
-            requests=len(requests),
-            tokens_asked=tokens,
-            tokens_produced=tokens,
-            failures=0,
-            counters=COUNTERS,
-        )
-        return Event(phase=phase, repetition=done)
-
-    def stop(self, *, idle: bool = True) -> None:
-        self.engines.happened.append(f"stop {self.name}" + ("" if idle else " at once"))
-
-
-@pytest.fixture
-def engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeEngines:
-    folder = tmp_path / "tiny"
-    folder.mkdir()
-    shape = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "vocab_size": 300}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 64}
-    (folder / "config.json").write_text(json.dumps({"model_type": "llama", **shape, **heads}))
-    fake = FakeEngines()
-    monkeypatch.setattr(running, "EngineProcess", fake)
-    monkeypatch.setattr(preparing, "resolve", lambda name, root: BaseModel(name, folder, random=True))
-    return fake
+from tests.unit.bench_engines import FakeEngines, config
 
 
 def test_every_arm_gets_the_same_work(engines: FakeEngines, tmp_path: Path) -> None:
@@ -311,164 +200,6 @@ def test_a_second_time_that_is_faster_is_said(engines: FakeEngines, tmp_path: Pa
     assert note.startswith("lora: the same requests once more were 100% faster")
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"requests_digest": "other"}, "same requests"),
-        *(({key: other}, key) for key in SHARED_SETTINGS for other in ("other", None)),
-    ],
-)
-def test_arms_that_do_not_compare_are_refused(
-    engines: FakeEngines, tmp_path: Path, change: dict[str, Any], said: str
-) -> None:
-    def other(name: str, event: Event) -> Event:
-        started = event.started
-        if name != "lorap" or started is None:
-            return event
-        if "requests_digest" in change:
-            return event.model_copy(update={"started": started.model_copy(update=change)})
-        engine = {key: value for key, value in (started.engine | change).items() if value is not None}
-        return event.model_copy(update={"started": started.model_copy(update={"engine": engine})})
-
-    engines.change = other
-    with pytest.raises(UserError, match=said):
-        running.bench(config(), tmp_path, tmp_path / "r.json")
-    assert not (tmp_path / "r.json").exists()
-    assert not any(text.endswith(" 0") for text in engines.happened)  # found out before anything was measured
-
-
-def test_arms_of_a_kind_with_other_weights_are_refused(
-    engines: FakeEngines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from preft_cli.bench import adapters
-
-    honest = adapters.random_adapter
-
-    def others_for_lorap(base: Any, modules: Any, method: str, rank: int, seed: int, dtype: str) -> Any:
-        return honest(base, modules, method, rank, seed + (method == "lorap"), dtype)
-
-    monkeypatch.setattr(adapters, "random_adapter", others_for_lorap)
-    with pytest.raises(UserError, match="arms lora and lorap have other adapters"):
-        running.bench(config(), tmp_path)
-    assert engines.happened == []
-
-
-def test_an_interrupted_run_goes_on(engines: FakeEngines, tmp_path: Path) -> None:
-    asked = config(engines=2, repeats=1)
-    result = tmp_path / "r.json"
-
-    def crash(name: str, event: Event) -> Event:
-        if name == "lorap":
-            raise UserError("the engine failed")
-        return event
-
-    engines.change = crash
-    with pytest.raises(UserError, match="the engine failed"):
-        running.bench(asked, tmp_path, result)
-    assert engines.happened[-1] == "stop lorap at once"
-    assert (tmp_path / "r.parts").is_dir()
-    engines.change, engines.happened = lambda name, event: event, []
-    running.bench(asked, tmp_path, result, resume=True)
-    assert engines.happened[:2] == ["start base", "start lorap"]
-    assert "lora 0" not in engines.happened
-    assert result.exists()
-    assert not (tmp_path / "r.parts").exists()
-
-
-def test_an_interrupted_turn_is_done_again_and_no_other(engines: FakeEngines, tmp_path: Path) -> None:
-    def crash(name: str, event: Event) -> Event:
-        if name == "lora" and event.repetition and event.repetition.number == 1:
-            raise UserError("the engine failed")
-        return event
-
-    engines.change = crash
-    with pytest.raises(UserError):
-        running.bench(config(), tmp_path, tmp_path / "r.json")
-    engines.change, engines.happened = lambda name, event: event, []
-    result = running.bench(config(), tmp_path, tmp_path / "r.json", resume=True)
-    turns = [f"{name} {number}" for number in (1, 2, 0) for name in ("base", "lora", "lorap")]
-    assert engines.happened[3:-3] == turns
-    assert [one.number for one in result.arms["lorap"].repetitions] == [0, 1, 2]
-    assert len(result.arms["lorap"].started) == 2
-    assert result.order == ["base", "lora", "lorap"] * 4
-
-
-def test_a_run_goes_on_with_the_sizes_that_it_began_with(
-    engines: FakeEngines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def crash(name: str, event: Event) -> Event:
-        if name == "base" and event.repetition and event.repetition.number == 1:
-            raise UserError("the engine failed")
-        return event
-
-    engines.change = crash
-    with pytest.raises(UserError):
-        running.bench(config(), tmp_path, tmp_path / "r.json")
-    engines.change = lambda name, event: event
-    monkeypatch.setattr(running, "fit", lambda *_: pytest.fail("sized anew"))
-    running.bench(config(), tmp_path, tmp_path / "r.json", resume=True)
-
-
-@pytest.mark.parametrize("other", [{"output_len": 3}, {"gpu_slots": 2}, {"lora_slots": 1}, {"dtype": "bfloat16"}])
-def test_going_on_with_other_settings_is_refused(engines: FakeEngines, tmp_path: Path, other: dict[str, Any]) -> None:
-    def crash(name: str, event: Event) -> Event:
-        if name == "lorap":
-            raise UserError("the engine failed")
-        return event
-
-    engines.change = crash
-    with pytest.raises(UserError):
-        running.bench(config(engines=2, repeats=1), tmp_path, tmp_path / "r.json")
-    with pytest.raises(UserError, match="other settings") as refused:
-        running.bench(config(engines=2, repeats=1, **other), tmp_path, tmp_path / "r.json", resume=True)
-    assert refused.value.exit_code == 2
-
-
-def test_a_shared_file_or_shared_weights_are_refused(tmp_path: Path) -> None:
-    files = [tmp_path / "a.preft", tmp_path / "b.preft"]
-    files[0].touch()
-    files[1].symlink_to(files[0])
-    with pytest.raises(UserError, match="adapters 0 and 1 share their file"):
-        check_distinct(files, ["x", "y"])
-    with pytest.raises(UserError, match="share their weights"):
-        check_distinct([tmp_path / "c", tmp_path / "d"], ["x", "x"])
-
-
-def test_a_run_with_adapters_that_are_the_same_stops_before_any_engine(
-    engines: FakeEngines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from preft_cli.bench import adapters
-
-    honest = adapters.random_adapter
-    monkeypatch.setattr(adapters, "random_adapter", lambda *args: honest(*args[:4], 7, *args[5:]))
-    with pytest.raises(UserError, match="adapters 0 and 1 share their weights"):
-        running.bench(config(), tmp_path)
-    assert engines.happened == []
-
-
-def test_too_small_a_disk_is_found_out_first(
-    engines: FakeEngines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 10}))
-    with pytest.raises(UserError, match="TMPDIR"):
-        running.bench(config(), tmp_path)
-
-
-def test_too_long_requests_and_bad_outputs_are_refused_before_any_work(engines: FakeEngines, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="allows 64"):
-        running.bench(config(prompt_len=63), tmp_path)
-    with pytest.raises(UserError, match="is a folder"):
-        running.bench(config(), tmp_path, tmp_path)
-    with pytest.raises(UserError, match=r"give the name of a \.json file"):
-        running.bench(config(), tmp_path, tmp_path / "r.png")
-    with pytest.raises(UserError, match="--resume needs --out"):
-        running.bench(config(), tmp_path, resume=True)
-    (tmp_path / "file").touch()
-    with pytest.raises(UserError, match="cannot write"):
-        running.bench(config(), tmp_path, tmp_path / "file" / "r.json")
-    assert engines.happened == []
-
-
 def test_the_table_fits_a_plain_terminal(engines: FakeEngines, tmp_path: Path) -> None:
     result = running.bench(config(), tmp_path)
     with out.capture() as captured:
@@ -480,24 +211,6 @@ def test_the_table_fits_a_plain_terminal(engines: FakeEngines, tmp_path: Path) -
     assert "lorap" in text
 
 
-def test_an_arm_that_does_not_fit_is_named(
-    engines: FakeEngines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fitting, "free_memory", lambda: 1 << 30)
-    with pytest.raises(UserError, match=r"bench arm base takes at least 1.1 GB, and 0.9 GB are free"):
-        running.bench(config(), tmp_path)
-
-
-def test_adapters_that_host_memory_cannot_hold_are_refused_before_any_engine(
-    engines: FakeEngines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fitting, "free_memory", lambda: 64 << 30)
-    monkeypatch.setattr("preft_cli.bench.machine.free_memory", lambda: 1000)
-    with pytest.raises(UserError, match=r"base, lora, lorap keep 0\.0 GB of adapters in host memory"):
-        running.bench(config(), tmp_path)
-    assert engines.happened == []
-
-
 def test_engines_start_side_by_side_on_many_cores(
     engines: FakeEngines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -507,7 +220,7 @@ def test_engines_start_side_by_side_on_many_cores(
         return event
 
     engines.change = warm
-    monkeypatch.setattr("preft_cli.bench.machine.usable_cores", lambda: 2)
+    monkeypatch.setattr("preft_cli.bench.run.cores", lambda: 2)
     running.bench(config(repeats=1), tmp_path)
     assert engines.happened[:6] == [
         *("start base", "start lora", "warm base"),
@@ -520,19 +233,3 @@ def test_all_engines_are_watched_while_one_measures(engines: FakeEngines, tmp_pa
     running.bench(config(repeats=1), tmp_path)
     asked = [f"{name} is asked whether it is alive" for name in ("base", "lora", "lorap")]
     assert engines.happened[3:6] == asked
-
-
-def test_a_finished_run_is_not_measured_again(engines: FakeEngines, tmp_path: Path) -> None:
-    first = running.bench(config(), tmp_path, tmp_path / "r.json")
-    engines.happened.clear()
-    assert running.bench(config(), tmp_path, tmp_path / "r.json", resume=True) == first
-    assert engines.happened == []
-    running.bench(config(output_len=3), tmp_path, tmp_path / "r.json", resume=True)
-    assert engines.happened != []
-
-
-def test_files_that_are_not_ours_stay(engines: FakeEngines, tmp_path: Path) -> None:
-    (tmp_path / "r.parts").mkdir()
-    (tmp_path / "r.parts" / "precious").touch()
-    running.bench(config(), tmp_path, tmp_path / "r.json")
-    assert [path.name for path in (tmp_path / "r.parts").iterdir()] == ["precious"]
