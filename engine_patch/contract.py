@@ -141,7 +141,10 @@ ENGINE_SYMBOLS = (
     ),
     Symbol("vllm.v1.engine.async_llm", "AsyncLLM._add_streaming_input_request", "0c7d0fd89495b10c", "guarded"),
     Symbol(
-        "vllm.lora.model_manager", "LoRAModelManager._set_adapter_mapping", "6ae4384167f2dee5", "calls update_metadata"
+        "vllm.lora.model_manager",
+        "LoRAModelManager._set_adapter_mapping",
+        "6ae4384167f2dee5",
+        "not called any more: told which kernels compute what",
     ),
     Symbol(
         "vllm.lora.model_manager",
@@ -189,16 +192,11 @@ ENGINE_SYMBOLS = (
     Symbol("vllm.v1.core.kv_cache_utils", "to_event_extra_keys", "8f0f85385019c0f6", "publishes the keys"),
     Symbol(
         "vllm.lora.worker_manager",
-        "LRUCacheWorkerLoRAManager._apply_adapters",
-        "f06c2357bb318eda",
-        "takes the step's adapters",
+        "WorkerLoRAManager.set_active_adapters",
+        "5900e51ca3d94e47",
+        "replaced: takes the step's adapters and token map",
     ),
-    Symbol(
-        "vllm.lora.model_manager",
-        "LoRAModelManager.set_adapter_mapping",
-        "fc14134c10e98bb3",
-        "asks anew when slots have moved",
-    ),
+    Symbol("vllm.lora.layers.utils", "LoRAMapping", "0455d0fc7db6c593", "carries the token map, as a tuple"),
     Symbol("vllm.lora.request", "LoRARequest", "7ee5c23f85b6a4f3", "equal by name; carries method and digest"),
 )
 
@@ -277,6 +275,18 @@ V2_SYMBOLS = (
 
 CUDA_SYMBOLS = (
     Symbol(
+        "vllm.v1.worker.gpu.cudagraph_utils",
+        "CudaGraphManager._init_candidates",
+        "c017d0137f301ae0",
+        "wrapped: no decode graphs with adapters",
+    ),
+    Symbol(
+        "vllm.v1.worker.gpu.cudagraph_utils",
+        "CudaGraphManager.dispatch",
+        "16099f9929707031",
+        "replays a graph of mixed steps where there is none of decode steps",
+    ),
+    Symbol(
         "vllm.platforms.cuda",
         "CudaPlatformBase.get_punica_wrapper",
         "8091b7e17562b31e",
@@ -315,7 +325,25 @@ DECODER_SYMBOLS = (
 )
 """Each is checked where a model of it is served."""
 
-ALL_SYMBOLS = ENGINE_SYMBOLS + V1_SYMBOLS + V2_SYMBOLS + SERVER_SYMBOLS + DECODER_SYMBOLS
+MLP_SYMBOLS = (
+    Symbol("vllm.model_executor.models.llama", "LlamaMLP.forward", "e6a68f19bb91d792", "replaced: down(act(gate_up))"),
+    Symbol("vllm.model_executor.models.qwen2", "Qwen2MLP.forward", "ab63fe100a57275b", "replaced: down(act(gate_up))"),
+)
+"""Checked on a GPU where a model with one of them is served."""
+
+ACTIVATION_SYMBOLS = (
+    Symbol(
+        "vllm.model_executor.layers.activation",
+        "SiluAndMul.forward_native",
+        "9b60270df7fc0dab",
+        "replaced: the activation of these MLPs",
+    ),
+)
+"""Checked with them."""
+
+ALL_SYMBOLS = (
+    ENGINE_SYMBOLS + V1_SYMBOLS + V2_SYMBOLS + SERVER_SYMBOLS + DECODER_SYMBOLS + MLP_SYMBOLS + ACTIVATION_SYMBOLS
+)
 
 
 def installed_version() -> tuple[str, str] | None:

@@ -67,9 +67,10 @@ def register() -> None:
         cpu.patch()
     else:
         from engine_patch.kernels import gpu
-        from engine_patch.runners import v2
+        from engine_patch.runners import graphs, v2
 
         v2.patch()
+        graphs.patch()
         gpu.patch()
     status.patch()
     _registered = True

@@ -12,7 +12,7 @@ from engine_patch.errors import PreftError
 
 EVERYWHERE = (
     "vllm.lora.worker_manager.LRUCacheWorkerLoRAManager.create_lora_manager",
-    "vllm.lora.worker_manager.LRUCacheWorkerLoRAManager._apply_adapters",
+    "vllm.lora.worker_manager.LRUCacheWorkerLoRAManager.set_active_adapters",
     "vllm.lora.layers.base_linear.BaseLinearLayerWithLoRA.create_lora_weights",
     "vllm.v1.core.kv_cache_utils._gen_lora_extra_hash_keys",
     "vllm.v1.core.kv_cache_utils.generate_block_hash_extra_keys",

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from engine_patch.kernels.reference import add_intervention_reference, add_lora_reference, scale_to_bits
+from engine_patch.kernels.step import Place, Runs
+
+if TYPE_CHECKING:
+    from engine_patch.kernels.gpu import Step
 
 ALIGNMENT = 16
 """Offsets in a pool are multiples of so many elements."""
@@ -101,23 +105,26 @@ def make_selecting_stream(width: int, rank: int, dtype: torch.dtype, device: str
     return layer
 
 
-def step_metadata(token_slots: torch.Tensor, num_slots: int, captured: int | None = None) -> tuple[torch.Tensor, ...]:
-    """vLLM's own metadata for a step of these tokens, as linear layers get it.
+def make_step(token_slots: torch.Tensor, num_slots: int, max_tokens: int = 0) -> Step:
+    """A step of these tokens, each adapter of which has the kind that its slot in the layer's table stands for.
 
     Args:
         token_slots: int64 `[num_tokens]`, -1 for a token without an adapter.
-        num_slots: vLLM's `max_loras`.
-        captured: the number of tokens of the captured graph, which may be more than the step has.
+        num_slots: rows of the table.
+        max_tokens: of the engine.
     """
-    from vllm.lora.ops.triton_ops.lora_kernel_metadata import LoRAKernelMeta
+    from engine_patch.kernels.gpu import Step
 
-    num_tokens = captured or token_slots.size(0)
-    meta = LoRAKernelMeta.make(num_slots, num_tokens, device=token_slots.device)
-    meta.token_lora_mapping.fill_(-1)
-    meta.token_indices_sorted_by_lora_ids.fill_(0)
-    meta.prepare_tensors(token_slots)
-    result: tuple[torch.Tensor, ...] = meta.meta_args(num_tokens, False)
-    return result
+    step = Step(max_tokens or token_slots.size(0), num_slots, token_slots.device)
+    set_step(step, token_slots)
+    return step
+
+
+def set_step(step: Step, token_slots: torch.Tensor) -> None:
+    """Let `step` be one of these tokens."""
+    ids = token_slots.cpu() + 1
+    used = set(ids.tolist()) - {0}
+    step.set(Runs.of(tuple(ids.tolist())), {id_: Place(id_ - 1, 0, linear=True, streams=True) for id_ in used})
 
 
 def inputs(layer: Layer, num_tokens: int, seed: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
@@ -131,15 +138,24 @@ def inputs(layer: Layer, num_tokens: int, seed: int = 1) -> tuple[torch.Tensor, 
     return draw(sum(layer.widths)), draw(layer.in_features)
 
 
-def add(y: torch.Tensor, x: torch.Tensor, layer: Layer, metadata: Sequence[torch.Tensor], align: int = 1) -> None:
+def add(y: torch.Tensor, x: torch.Tensor, layer: Layer, step: Step, align: int = 1) -> None:
     """The kernels, through the custom op for such a layer; `align` is what LoRA's is told."""
     from engine_patch.kernels import op
 
-    place = (layer.pool, layer.table, layer.slices, list(metadata), layer.max_rank)
+    place = (layer.pool, layer.table, layer.slices, step.arguments(), layer.table.size(0), layer.max_rank)
     if layer.is_stream:
         op.add_intervention(y, x, *place)
     else:
         op.add_lora(y, x, *place, max(layer.widths), align)
+
+
+def add_silu_and_mul(y: torch.Tensor, x: torch.Tensor, layer: Layer, step: Step) -> torch.Tensor:
+    """The activation of a gated MLP whose gate and up `layer` adapts, through its custom op."""
+    from engine_patch.kernels import op
+
+    place = (layer.pool, layer.table, layer.slices, step.arguments(), layer.table.size(0), layer.max_rank)
+    out: torch.Tensor = op.add_lora_silu_and_mul(y, x, *place)
+    return out
 
 
 def add_reference(y: torch.Tensor, x: torch.Tensor, layer: Layer, token_slots: torch.Tensor) -> None:
@@ -150,14 +166,11 @@ def add_reference(y: torch.Tensor, x: torch.Tensor, layer: Layer, token_slots: t
 
 def make_wrapper(layer: Layer, token_slots: torch.Tensor, max_tokens: int = 64) -> Any:
     """Upstream's initialiser needs an engine's LoRA configuration, and Triton on a GPU."""
-    from vllm.lora.ops.triton_ops.lora_kernel_metadata import LoRAKernelMeta
-
     from engine_patch.kernels.gpu import PoolPunicaWrapper
 
     wrapper = PoolPunicaWrapper.__new__(PoolPunicaWrapper)
-    wrapper.token_mapping_meta = LoRAKernelMeta.make(layer.table.size(0), max_tokens, token_slots.device)
-    wrapper.token_mapping_meta.prepare_tensors(token_slots)
-    wrapper.lora_config = SimpleNamespace(specialize_active_lora=False, max_lora_rank=layer.max_rank)
+    wrapper.step = make_step(token_slots, layer.table.size(0), max_tokens)
+    wrapper.lora_config = SimpleNamespace(max_loras=layer.table.size(0), max_lora_rank=layer.max_rank)
     return wrapper
 
 
@@ -189,7 +202,7 @@ def check_compiled(layer: Layer, backend: str) -> None:
     with torch.inference_mode():
         for tokens in (20, 33, 7):
             slots = torch.randint(-1, layer.table.size(0), (tokens,), generator=generator).to(device)
-            wrapper.token_mapping_meta.prepare_tensors(slots)
+            set_step(wrapper.step, slots)
             x = inputs(layer, tokens)[1]
             before = x.clone()
             torch._dynamo.mark_dynamic(x, 0)  # as vLLM does

@@ -8,33 +8,15 @@ adapted rows; rows without an adapter are in none of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import groupby
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 
 from engine_patch.kernels.reference import bits_to_scale
-
-
-class Segment(NamedTuple):
-    """Rows `start .. stop - 1` of the step use the adapter in `slot`."""
-
-    start: int
-    stop: int
-    slot: int
-
-
-def find_segments(adapter_ids: Sequence[int], slot_of: dict[int, int]) -> list[Segment]:
-    """Runs of equal, non-zero adapter ids among the tokens of a step, `[num_tokens]`."""
-    segments, start = [], 0
-    for adapter_id, run in groupby(adapter_ids):
-        stop = start + sum(1 for _ in run)
-        if adapter_id > 0:
-            segments.append(Segment(start, stop, slot_of[adapter_id]))
-        start = stop
-    return segments
+from engine_patch.kernels.step import Place, Runs, Segment, find_segments
+from engine_patch.store.layout import PAGE_BYTES
 
 
 class SegmentPunicaWrapper(PunicaWrapperCPU):  # type: ignore[misc]
@@ -44,12 +26,9 @@ class SegmentPunicaWrapper(PunicaWrapperCPU):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         self.segments: list[Segment] = []
 
-    def update_metadata(
-        self, mapping: Any, lora_index_to_id: list[int | None], max_loras: int, vocab_size: int, **kwargs: Any
-    ) -> None:
-        """Take the step's token map."""
-        slot_of = {id_: slot for slot, id_ in enumerate(lora_index_to_id) if id_ is not None}
-        self.segments = find_segments(mapping.index_mapping, slot_of)
+    def begin_step(self, runs: Runs, places: Mapping[int, Place]) -> None:
+        """Take the step's token map, and where its adapters are, by id."""
+        self.segments = find_segments(runs, places)
 
     def add_lora_linear(
         self,
@@ -69,7 +48,7 @@ class SegmentPunicaWrapper(PunicaWrapperCPU):  # type: ignore[misc]
             y: `[num_tokens, sum(output_slices)]`, changed in place.
             x: `[num_tokens, in_features]`.
             lora_a_stacked: `(pool,)`, the pool `[num_elements]`; empty for a layer that no adapter adapts.
-            lora_b_stacked: `(table, slices)`, the table `[slots, n_slices, 4]` (see `pool.share.Share.rows`).
+            lora_b_stacked: `(table, slices)`, the table `[kinds, n_slices, 4]` (see `pool.share.Share.rows`).
             scale: always 1; each adapter has its own in the table.
             output_slices: width of each slice.
         """
@@ -78,13 +57,13 @@ class SegmentPunicaWrapper(PunicaWrapperCPU):  # type: ignore[misc]
         x, y = x.view(-1, x.shape[-1]), y.view(-1, y.shape[-1])
         (pool,), table = lora_a_stacked, lora_b_stacked[0]
         width_in = x.shape[1]
-        for segment in self.segments:
-            rows, left = slice(segment.start, segment.stop), 0
-            for (a, b, rank, bits), width in zip(table[segment.slot].tolist(), output_slices, strict=True):
+        for start, stop, place in self.segments:
+            own, left = own_pages(pool, place), 0
+            for (a, b, rank, bits), width in zip(table[place.kind].tolist(), output_slices, strict=True):
                 if rank:
-                    shrunk = x[rows] @ pool[a : a + rank * width_in].view(rank, width_in).T
+                    shrunk = x[start:stop] @ own[a : a + rank * width_in].view(rank, width_in).T
                     shrunk *= bits_to_scale(bits)
-                    y[rows, left : left + width] += shrunk @ pool[b : b + rank * width].view(rank, width)
+                    y[start:stop, left : left + width] += shrunk @ own[b : b + rank * width].view(rank, width)
                 left += width
 
     def add_intervention(
@@ -105,13 +84,18 @@ class SegmentPunicaWrapper(PunicaWrapperCPU):  # type: ignore[misc]
         if not lora_a_stacked or not self.segments:
             return
         (pool,), table, width = lora_a_stacked, lora_b_stacked[0], hidden.shape[1]
-        for segment in self.segments:
-            ((a, b, rank, _),), rows = table[segment.slot].tolist(), slice(segment.start, segment.stop)
+        for start, stop, place in self.segments:
+            ((a, b, rank, _),), own = table[place.kind].tolist(), own_pages(pool, place)
             if rank:
                 end = a + rank * width
-                stream, w1 = hidden[rows] + residual[rows], pool[a:end].view(rank, width)
-                shrunk = torch.addmm(pool[end : end + rank], stream, w1.T)
-                hidden[rows] += shrunk @ pool[b : b + rank * width].view(rank, width)
+                stream, w1 = hidden[start:stop] + residual[start:stop], own[a:end].view(rank, width)
+                shrunk = torch.addmm(own[end : end + rank], stream, w1.T)
+                hidden[start:stop] += shrunk @ own[b : b + rank * width].view(rank, width)
+
+
+def own_pages(pool: torch.Tensor, place: Place) -> torch.Tensor:
+    """The pool from an adapter's first element on."""
+    return pool[place.page * (PAGE_BYTES // pool.element_size()) :]
 
 
 def bypass(layer: Any) -> None:

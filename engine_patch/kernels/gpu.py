@@ -1,21 +1,76 @@
 """Adapters on CUDA GPUs from one pool of them, in place of an array of slots for each layer.
 
+Upstream sorts and counts the step's tokens on the device and waits for the result, so that no step is prepared while another is
+computed. Here the step arrives as arrays of the host, and is copied over without waiting.
+
 Only a CUDA engine imports this module.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
+from vllm import envs
 from vllm.lora.punica_wrapper.punica_gpu import PunicaWrapperGPU
 
-from engine_patch.kernels.op import add_intervention, add_lora
-from engine_patch.kernels.tiles import common_alignment
+from engine_patch.kernels.op import ADAPTED, ALL, LINEAR, STREAMS, add_intervention, add_lora, add_lora_silu_and_mul
+from engine_patch.kernels.step import Place, Runs, cut
+from engine_patch.kernels.tiles import block_rows, common_alignment, most_blocks
+
+
+class Step:
+    """A step's blocks, on the host and the device, in tensors that stay: compiled code and graphs hold them."""
+
+    def __init__(self, max_tokens: int, max_adapters: int, device: torch.device | str) -> None:
+        self._counts = np.zeros(4, dtype=np.int32)
+        self.counts = torch.from_numpy(self._counts)
+        self.blocks = torch.zeros(1 + most_blocks(max_tokens, max_adapters), 4, dtype=torch.int32, device=device)
+        self.tokens = torch.zeros(max_tokens, dtype=torch.int32, device=device)
+
+    def set(self, runs: Runs, places: Mapping[int, Place]) -> None:
+        """Let the kernels that are queued from now on see a step.
+
+        Args:
+            runs: its tokens.
+            places: of its adapters, by id; none if it has no adapted token.
+        """
+        self._counts[:] = 0
+        if not places:
+            return
+        found = cut(runs, places, block_rows(int(runs.counts.sum()), bool(envs.VLLM_BATCH_INVARIANT)))
+        self._counts[[ADAPTED, ALL]] = found.adapted, len(found.blocks)
+        self._counts[LINEAR] = any(place.linear for place in places.values())
+        self._counts[STREAMS] = any(place.streams for place in places.values())
+        header = np.array([[found.adapted, len(found.blocks), 0, 0]], dtype=np.int32)
+        _copy(self.blocks, np.concatenate([header, found.blocks]))
+        _copy(self.tokens, found.tokens)
+
+    def arguments(self) -> list[torch.Tensor]:
+        """For the ops."""
+        return [self.counts, self.blocks, self.tokens]
+
+
+def _copy(target: torch.Tensor, source: Any) -> None:
+    """Queue a copy of `source` to the beginning of `target`; torch keeps the pinned memory until it has been read."""
+    host = torch.from_numpy(source)
+    target[: len(host)].copy_(host.pin_memory() if target.is_cuda else host, non_blocking=True)
 
 
 class PoolPunicaWrapper(PunicaWrapperGPU):  # type: ignore[misc]
-    """Upstream's interface and metadata; linear layers hand over the pool instead of their own weights."""
+    """Upstream's interface; linear layers hand over the pool instead of their own weights."""
+
+    def __init__(
+        self, max_num_batched_tokens: int, max_batches: int, device: torch.device | str, **kwargs: Any
+    ) -> None:
+        super().__init__(max_num_batched_tokens, max_batches, device, **kwargs)
+        self.step = Step(max_num_batched_tokens, self.lora_config.max_loras, device)
+
+    def begin_step(self, runs: Runs, places: Mapping[int, Place]) -> None:
+        """See `Step.set`."""
+        self.step.set(runs, places)
 
     def add_lora_linear(
         self,
@@ -46,17 +101,28 @@ class PoolPunicaWrapper(PunicaWrapperGPU):  # type: ignore[misc]
         (pool,) = lora_a_stacked
         table, slices = lora_b_stacked
         x, y = x.view(-1, x.shape[-1]), y.view(-1, y.shape[-1])
-        add_lora(
-            y,
-            x,
-            pool,
-            table,
-            slices,
-            self._metadata(x.size(0)),
-            self.lora_config.max_lora_rank,
-            max(output_slices),
-            common_alignment(*output_slices),
-        )
+        alignment = common_alignment(*output_slices)
+        add_lora(y, x, pool, table, slices, *self._step(), max(output_slices), alignment)
+
+    def add_lora_silu_and_mul(
+        self,
+        gate_up: torch.Tensor,
+        x: torch.Tensor,
+        lora_a_stacked: tuple[torch.Tensor, ...],
+        lora_b_stacked: tuple[torch.Tensor, ...],
+    ) -> torch.Tensor:
+        """`silu(gate) * up`, `[num_tokens, width]`, of what `add_lora_linear` would leave in gate_up; torch.compile traces this.
+
+        Args:
+            gate_up: `[num_tokens, 2 * width]`, of the base model's layer.
+            x: `[num_tokens, in_features]`, its input.
+            lora_a_stacked: as of a linear layer that some adapter can adapt.
+            lora_b_stacked: as of a linear layer with two slices.
+        """
+        (pool,) = lora_a_stacked
+        table, slices = lora_b_stacked
+        hidden: torch.Tensor = add_lora_silu_and_mul(gate_up, x, pool, table, slices, *self._step())
+        return hidden
 
     def add_intervention(
         self,
@@ -77,12 +143,10 @@ class PoolPunicaWrapper(PunicaWrapperGPU):  # type: ignore[misc]
             return
         (pool,) = lora_a_stacked
         table, slices = lora_b_stacked
-        metadata = self._metadata(hidden.size(0))
-        add_intervention(hidden, residual, pool, table, slices, metadata, self.lora_config.max_lora_rank)
+        add_intervention(hidden, residual, pool, table, slices, *self._step())
 
-    def _metadata(self, num_tokens: int) -> list[torch.Tensor]:
-        """Upstream's, of the step's tokens."""
-        return list(self.token_mapping_meta.meta_args(num_tokens, self.lora_config.specialize_active_lora))
+    def _step(self) -> tuple[list[torch.Tensor], int, int]:
+        return self.step.arguments(), self.lora_config.max_loras, self.lora_config.max_lora_rank
 
 
 def patch() -> None:

@@ -79,6 +79,12 @@ def add_intervention_reference(
     _add(hidden, hidden + residual, pool, table, slices, token_slots, bias=True)
 
 
+def silu_and_mul_reference(gate_up: torch.Tensor) -> torch.Tensor:
+    """`silu(gate) * up`, `[num_tokens, width]`, of `[num_tokens, 2 * width]`: computed in float32 and rounded once."""
+    gate, up = gate_up.float().chunk(2, dim=1)
+    return (torch.nn.functional.silu(gate) * up).to(gate_up.dtype)
+
+
 def _add(
     y: torch.Tensor,
     x: torch.Tensor,

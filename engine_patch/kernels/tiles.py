@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 SMALL_STEP = 512
 """Steps of at most so many tokens get low tiles: those that vLLM replays as CUDA graphs."""
 
-LARGE_STEP = 4096
-"""Steps of so many tokens keep a GPU busy without splitting sums."""
+FEWEST_ROWS, MOST_ROWS = 16, 64
+"""Tokens in a block."""
 
 RANK_UNIT = 16
 """What shrink computes is stored in so many ranks at a time, zeros from an adapter's rank on."""
@@ -23,19 +24,21 @@ WIDEST_ACCESS = 16
 """Elements; knowing that columns are divisible by more would not make any access wider."""
 
 LARGEST_RANK_TILE = 64
+PROGRAMS = 1024
+"""Shrink shares out its sums until it has so many programs: some for each multiprocessor of a large GPU."""
+MOST_SPLITS = 8
 LEAST_SPLIT = 256
 """Splitting a sum into parts shorter than this costs more than it brings."""
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """Sizes of both kernels' tiles, in elements; all are powers of two.
+    """Sizes of the kernels' tiles, in elements; all are powers of two.
 
     Attributes:
-        rows: tokens in a tile.
+        rows: tokens in a tile, at least as many as in any block of the step.
         rank: ranks in a tile; larger ranks are looped over.
         depth: elements of `in_features` that shrink multiplies at once.
-        splits: programs that share one of shrink's sums.
         width: output columns in a tile of expand.
         shrink_warps, shrink_stages, expand_warps, expand_stages: Triton's launch options.
     """
@@ -43,7 +46,6 @@ class Tiles:
     rows: int
     rank: int
     depth: int
-    splits: int
     width: int
     shrink_warps: int
     shrink_stages: int
@@ -61,28 +63,44 @@ def common_alignment(*widths: int) -> int:
     return math.gcd(WIDEST_ACCESS, *widths)
 
 
-def choose_splits(num_tokens: int, in_features: int, n_slices: int) -> int:
-    """Among how many programs to share a sum over `in_features`."""
-    if num_tokens >= LARGE_STEP:
+def block_rows(num_tokens: int, is_invariant: bool = False) -> int:
+    """Tokens in a block of a step. It never falls with `num_tokens`, so the padded step of a graph has no lower tiles."""
+    return MOST_ROWS if is_invariant or num_tokens > SMALL_STEP else FEWEST_ROWS
+
+
+def most_blocks(num_tokens: int, num_adapters: int) -> int:
+    """No step of so many tokens, some of which may be padding, has more blocks, however they are spread over adapters."""
+    whole = max(num_tokens // block_rows(num_tokens), min(num_tokens, SMALL_STEP) // FEWEST_ROWS)
+    return whole + min(num_tokens, num_adapters + 1)
+
+
+def choose_splits(num_tokens: int, in_features: int, n_slices: int, is_invariant: bool = False) -> int:
+    """Among how many programs to share a sum over `in_features`.
+
+    With `is_invariant` (vLLM's batch invariance) none is shared, so that a token's result does not depend on its company.
+    """
+    if is_invariant:
         return 1
-    splits = 8 if n_slices == 1 and num_tokens <= SMALL_STEP else 4
-    while splits > 1 and in_features < splits * LEAST_SPLIT:
-        splits //= 2
+    programs = max(1, num_tokens // block_rows(num_tokens)) * n_slices
+    splits = 1
+    while splits < MOST_SPLITS and programs * splits < PROGRAMS and in_features >= 2 * splits * LEAST_SPLIT:
+        splits *= 2
     return splits
 
 
-def choose_tiles(
-    num_tokens: int, in_features: int, n_slices: int, max_rank: int, is_float32: bool, is_invariant: bool = False
-) -> Tiles:
-    """The tiles for a step of `num_tokens` tokens.
+def choose_tiles(num_tokens: int, max_rank: int, is_float32: bool, is_invariant: bool = False) -> Tiles:
+    """The tiles for a step of `num_tokens` tokens, all of them with their padding.
 
-    There are few different answers, since Triton compiles the kernels for each. With `is_invariant` (vLLM's batch
-    invariance) the number of tokens has no say, so that a token's result does not depend on its company.
+    There are two different answers for an engine, since Triton compiles the kernels for each; with `is_invariant` there is one.
     """
+    return _tiles(block_rows(num_tokens, is_invariant), max_rank, is_float32)
+
+
+@lru_cache
+def _tiles(rows: int, max_rank: int, is_float32: bool) -> Tiles:
     rank = min(LARGEST_RANK_TILE, max(16, power_of_two(max_rank)))
-    splits = 1 if is_invariant else choose_splits(num_tokens, in_features, n_slices)
     if is_float32:  # without tensor cores; operands are held in registers
-        return Tiles(16, min(32, rank), 32, splits, 64, 4, 2, 4, 2)
-    if is_invariant or num_tokens > SMALL_STEP:
-        return Tiles(64, rank, 64, splits, 128, 4, 4, 8, 2)
-    return Tiles(16, rank, 128, splits, 128, 4, 3, 4, 2)
+        return Tiles(rows, min(32, rank), 32, 64, 4, 2, 4, 2)
+    if rows > FEWEST_ROWS:
+        return Tiles(rows, rank, 64, 128, 4, 4, 8, 2)
+    return Tiles(rows, rank, 128, 128, 4, 3, 4, 2)

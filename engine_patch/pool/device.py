@@ -1,21 +1,22 @@
-"""The device tier: adapters where the kernels read them, and the table that says where.
+"""The device tier: adapters where the kernels read them, and the table that says how each kind of them lies.
 
 An adapter comes in by one copy of its own bytes, on a stream of its own, so that it overlaps with the steps that are computed
-meanwhile. A step's adapters have slots, the numbers by which kernels know them; more adapters than slots can be resident.
+meanwhile. Nothing else is written for it: kernels find it by its first page, which the step tells, and the row of its kind.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 
 import torch
 
+from engine_patch.kernels.step import Place
 from engine_patch.pool.arena import Arena, Move
 from engine_patch.pool.counters import TierCounters
 from engine_patch.pool.cuda import Copies, Event
-from engine_patch.pool.share import KINDS_REMEMBERED, Share
+from engine_patch.pool.share import Share
 from engine_patch.store.layout import PAGE_BYTES
 
 MOVED_AT_ONCE = 1024
@@ -44,14 +45,10 @@ class DeviceTier:
         self.pool = torch.zeros(self.arena.num_pages * self._page, dtype=dtype, device=device)
         """`[num_elements]` of the engine's dtype."""
         self.table = torch.zeros(num_slots, num_slices, 4, dtype=torch.int64, device=device)
-        """`[slots, slices, 4]`: where each weight lies, see `Share.rows`; offsets from the pool's first element."""
-        self._rows: dict[Share, torch.Tensor] = {}
-        """`Share.rows` on the device: one for all adapters of a kind."""
-        self._offsets = torch.tensor([1, 1, 0, 0], device=device)
+        """`[kinds, slices, 4]`: `Share.rows` of as many kinds as a step can have adapters."""
+        self._kinds: OrderedDict[Share, int] = OrderedDict()
+        """Rows of the table, least recently used first."""
         self.adapters: dict[str, DeviceAdapter] = {}
-        self.slots: OrderedDict[str, int] = OrderedDict()
-        """By content digest, least recently used first."""
-        self._free_slots = list(reversed(range(num_slots)))
         self.counters = TierCounters(capacity_bytes=self.arena.num_pages * PAGE_BYTES)
         self.compactions = 0
         self._copies = Copies(device) if device.type == "cuda" else None
@@ -93,34 +90,41 @@ class DeviceTier:
         self.counters.loaded_bytes += share.num_bytes
         return True
 
-    def use(self, digests: list[str]) -> list[int]:
-        """Give each of a step's adapters, which are resident, a slot; the kernels queued from now on find them."""
+    def use(self, digests: list[str]) -> list[Place]:
+        """Where a step's adapters, which are resident, are for the kernels queued from now on."""
+        shares = {self.adapters[digest].share for digest in digests}
+        places = []
         for digest in digests:
             self.arena.touch(digest)
-            if digest in self.slots:
-                self.slots.move_to_end(digest)
-        for digest in digests:
             adapter = self.adapters[digest]
-            if digest not in self.slots:
-                if not self._free_slots:
-                    oldest = next(other for other in self.slots if other not in digests)
-                    self._free_slots.append(self.slots.pop(oldest))
-                self.slots[digest] = self._free_slots.pop()
-                self._write(digest)
             if self._copies and adapter.ready:
                 self._copies.wait_for(adapter.ready)
                 adapter.ready = None
             adapter.used_in = self._step
-        return [self.slots[digest] for digest in digests]
+            share, page = adapter.share, self.arena.runs[digest].start
+            places.append(Place(self._kind(share, shares), page, share.adapts_linear, share.adapts_streams))
+        return places
 
-    def point_to_zeros(self, rank: int) -> None:
-        """Let every slot adapt every layer with the pool's first elements, as an adapter of this rank would."""
+    def _kind(self, share: Share, used: Container[Share]) -> int:
+        """The row of a kind; one that has none takes a free row, or that of a kind which is not `used`."""
+        if share in self._kinds:
+            self._kinds.move_to_end(share)
+            return self._kinds[share]
+        if (row := len(self._kinds)) == len(self.table):
+            row = self._kinds.pop(next(other for other in self._kinds if other not in used))
+        self._kinds[share] = row
+        self.table[row] = share.rows.to(self.table.device)
+        return row
+
+    def warm_up(self, rank: int) -> Place:
+        """A place of zeros: an adapter of this rank on every layer, at the pool's first elements."""
         self.table[:] = torch.tensor([0, 0, rank, 0], device=self.table.device)
+        return Place(0, 0, linear=True, streams=True)
 
     def clear_table(self) -> None:
-        """Let no slot point anywhere."""
+        """Forget the kinds, and the place of zeros."""
         self.table.zero_()
-        self._free_slots += [self.slots.pop(digest) for digest in list(self.slots)]
+        self._kinds.clear()
 
     def drop(self, digest: str) -> None:
         """Forget `digest`."""
@@ -142,8 +146,6 @@ class DeviceTier:
         """Drop the records of adapters whose pages are gone (or go, with `free`)."""
         for digest in digests:
             self._freed_after = max(self._freed_after, self.adapters.pop(digest).used_in)
-            if digest in self.slots:
-                self._free_slots.append(self.slots.pop(digest))
             if free:
                 self.arena.free(digest)
         self.counters.evictions += len(digests)
@@ -159,21 +161,8 @@ class DeviceTier:
                 count = min(MOVED_AT_ONCE, move.pages - start) * self._page
                 source, target = (move.source + start) * self._page, (move.target + start) * self._page
                 self.pool[target : target + count] = self.pool[source : source + count].clone()
-            if move.key in self.slots:
-                self._write(move.key)
         if self._copies:
             self._copies.after_moves()
-
-    def _write(self, digest: str) -> None:
-        """Write the table's rows of `digest`, whose slot and run are known."""
-        share = self.adapters[digest].share
-        if len(self._rows) >= KINDS_REMEMBERED:
-            self._rows.clear()
-        if share not in self._rows:
-            self._rows[share] = share.rows.to(self.table.device)
-        # A kernel with the offset as its argument: a copy would queue behind the adapters that are being copied.
-        first = self.arena.runs[digest].start * self._page
-        torch.add(self._rows[share], self._offsets, alpha=first, out=self.table[self.slots[digest]])
 
     def count(self) -> TierCounters:
         """The counters as of now."""

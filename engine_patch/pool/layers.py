@@ -62,6 +62,8 @@ class EngineLayers:
         """
         layers: list[tuple[Any, list[Slice]]] = []
         for name, layer in manager.modules.items():
+            if layer.punica_wrapper is not kernels_of(manager):
+                continue
             parts = manager.packed_modules.get(name) or [name]
             shapes = part_shapes(layer.base_layer, len(parts))
             if len(shapes) == len(parts):
@@ -88,6 +90,15 @@ class EngineLayers:
             name: Sizes(whole=(part.in_features, part.out_features), local=(part.local_in, part.local_out))
             for name, part in self.slices.items()
         }
+
+
+def kernels_of(manager: Any) -> Any:
+    """What computes with a `LoRAModelManager`'s adapters. Towers of a multimodal model have their own, and are not adapted."""
+    from vllm.lora.model_manager import DEFAULT_LANGUAGE_WRAPPER_KEY
+
+    return manager._get_punica_wrapper(
+        manager.mm_mapping.language_model[0] if manager.supports_mm else DEFAULT_LANGUAGE_WRAPPER_KEY
+    )
 
 
 def _named(parts: list[str], shapes: list[tuple[int, int]]) -> list[tuple[str, int, int]]:

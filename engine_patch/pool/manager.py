@@ -3,8 +3,8 @@
 Upstream: every wrapped layer has arrays of its own with one place for each slot, as large as the largest rank; bringing one
 in takes hundreds of small copies, and a file is read in the step that needs it. Needed: one pool, one copy, files read ahead; and
 no adapter on embeddings or the LM head, which ours never adapt. Still fits while layers pass `lora_a_stacked` and
-`lora_b_stacked` to the kernels as they are, and a step's adapters are announced by `_apply_adapters` before its mapping is
-translated by `lora_index_to_id` (see `contract.py`).
+`lora_b_stacked` to the kernels as they are, and each step's adapters and token map come by `set_active_adapters` (see
+`contract.py`).
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from typing import Any
 import torch
 
 from engine_patch.errors import PreftError
+from engine_patch.kernels.step import Runs
 from engine_patch.patching import put, replace
-from engine_patch.pool.layers import EngineLayers
+from engine_patch.pool.layers import EngineLayers, kernels_of
 from engine_patch.pool.limits import Limits
+from engine_patch.pool.mlp import replace_mlps
 from engine_patch.pool.tiers import AdapterTiers, parse
 from engine_patch.store.layout import PAGE_BYTES
 
@@ -39,7 +41,7 @@ def patch() -> None:
     replace(model_manager, "get_supported_lora_modules", make_supported_modules)
     replace(LRUCacheWorkerLoRAManager, "create_lora_manager", make_create)
     methods = (
-        _apply_adapters,
+        set_active_adapters,
         add_adapter,
         add_dummy_lora,
         remove_adapter,
@@ -83,13 +85,16 @@ def make_create(upstream: Any) -> Any:
         layers = EngineLayers.of(inner, bool(options.get("residual_stream")))
         limits = limits_of(layers, config.max_lora_rank, inner.lora_slots, config.lora_dtype.itemsize, options)
         self.preft = AdapterTiers(layers, limits, inner.lora_slots, config.lora_dtype, self.device)
-        self.preft_ids, self.preft_dummies = {}, set()
+        self.preft_kernels = kernels_of(inner)
+        self.preft_ids, self.preft_dummies = {}, {}
         attach(layers, self.preft.device.pool, self.preft.device.table)
         if self.device.type == "cpu":
             from engine_patch.kernels.cpu import bypass
 
             for layer in layers.linear:
                 bypass(layer)
+        else:
+            replace_mlps(inner.model)
         return wrapped
 
     return create_lora_manager
@@ -126,7 +131,7 @@ def attach(layers: EngineLayers, pool: torch.Tensor, table: torch.Tensor) -> Non
     Args:
         layers: all wrapped layers.
         pool: `[num_elements]`.
-        table: `[slots, num_slices, 4]`.
+        table: `[kinds, num_slices, 4]`.
     """
     first = 0
     for layer, parts in layers.layers:
@@ -139,22 +144,27 @@ def attach(layers: EngineLayers, pool: torch.Tensor, table: torch.Tensor) -> Non
         first += len(parts)
 
 
-def _apply_adapters(self: Any, lora_requests: Any) -> None:
-    """Have a step's adapters on the device, and let the mapping find their slots."""
-    requests = {request.lora_int_id: request for request in lora_requests if request}
+def set_active_adapters(self: Any, requests: Any, mapping: Any) -> None:
+    """Have a step's adapters on the device, and tell its kernels where, and which tokens use them.
+
+    Args:
+        self: vLLM's `LRUCacheWorkerLoRAManager`.
+        requests: `LoRARequest`s of the adapters that act in the step.
+        mapping: vLLM's `LoRAMapping`; its `index_mapping` is what `Runs.of` takes.
+    """
+    if mapping.type.name != "LANGUAGE":
+        return  # the towers of a multimodal model, which are not adapted
+    active = {request.lora_int_id: request for request in requests if request}
     slots = self._adapter_manager.lora_slots
-    if len(requests) > slots:
-        raise RuntimeError(f"a step with {len(requests)} adapters, and there are {slots} slots")
-    ids: list[int | None] = [None] * slots
-    if requests.keys() & self.preft_dummies:
-        for slot, id_ in enumerate(sorted(requests)):
-            ids[slot] = id_
+    if len(active) > slots:
+        raise RuntimeError(f"a step with {len(active)} adapters, and there are {slots} slots")
+    if active.keys() & self.preft_dummies.keys():
+        places = {id_: self.preft_dummies[id_] for id_ in active}
     else:
-        found = self.preft.activate([request.lora_path for request in requests.values()])
-        for slot, (id_, request) in zip(found, requests.items(), strict=True):
-            ids[slot] = id_
-            self.preft_ids[id_] = parse(request.lora_path).digest
-    self._adapter_manager.lora_index_to_id = ids
+        found = self.preft.activate([request.lora_path for request in active.values()])
+        places = dict(zip(active, found, strict=True))
+        self.preft_ids |= {id_: parse(request.lora_path).digest for id_, request in active.items()}
+    self.preft_kernels.begin_step(Runs.of(mapping.index_mapping), places)
 
 
 def add_adapter(self: Any, lora_request: Any) -> bool:
@@ -167,9 +177,8 @@ def add_adapter(self: Any, lora_request: Any) -> bool:
 
 
 def add_dummy_lora(self: Any, lora_request: Any, rank: int) -> bool:
-    """Warm-up and graph capture run with these: every slot reads zeros from the pool, which is still empty."""
-    self.preft_dummies.add(lora_request.lora_int_id)
-    self.preft.warm_up(rank)
+    """Warm-up and graph capture run with these: all read zeros from the pool, which is still empty."""
+    self.preft_dummies[lora_request.lora_int_id] = self.preft.warm_up(rank)
     return True
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -11,6 +12,7 @@ from engine_patch.adapter import DTYPES
 from engine_patch.kernels.reference import scale_to_bits
 from engine_patch.pool.layers import EngineLayers, Slice
 from engine_patch.pool.limits import Limits
+from engine_patch.residual import is_stream
 from engine_patch.store.file import Each, read_pages
 from engine_patch.store.format import Group, Header, layout_of
 from engine_patch.store.layout import PAGE_BYTES, PageLayout
@@ -35,6 +37,16 @@ class Share:
     def num_bytes(self) -> int:
         """Of the worker's bytes."""
         return self.layout.num_pages * PAGE_BYTES
+
+    @cached_property
+    def adapts_streams(self) -> bool:
+        """Whether it has a part for residual streams."""
+        return any(map(is_stream, self.layout.blocks))
+
+    @cached_property
+    def adapts_linear(self) -> bool:
+        """Whether it has a part for linear layers."""
+        return not all(map(is_stream, self.layout.blocks))
 
 
 class Sharer:

@@ -12,6 +12,7 @@ from collections.abc import Container
 import torch
 
 from engine_patch.errors import PreftError
+from engine_patch.kernels.step import Place
 from engine_patch.pool.counters import PoolCounters
 from engine_patch.pool.device import DeviceTier
 from engine_patch.pool.host import HostTier
@@ -132,8 +133,8 @@ class AdapterTiers:
             adapter.copied = self.device.adapters[digest].ready
         return done
 
-    def activate(self, lora_paths: list[str]) -> list[int]:
-        """The slots of a step's adapters, at most as many as there are slots; brings in what is not on the device.
+    def activate(self, lora_paths: list[str]) -> list[Place]:
+        """The places of a step's adapters, at most as many as there are slots; brings in what is not on the device.
 
         Raises:
             PreftError: an adapter that was not asked for with `want` cannot be loaded.
@@ -171,10 +172,10 @@ class AdapterTiers:
                 self._waits += 1
                 self._wait_seconds += time.perf_counter() - started
 
-    def warm_up(self, rank: int) -> None:
-        """Let every slot read zeros from the pool, which is still empty, with a rank that it has room for."""
+    def warm_up(self, rank: int) -> Place:
+        """A place of zeros in the pool, which is still empty, of a rank that it has room for."""
         widest = 1 + max(max(sizes.local) for sizes in self.limits.modules.values())  # with a bias
-        self.device.point_to_zeros(min(rank, self.device.pool.numel() // widest))
+        return self.device.warm_up(min(rank, self.device.pool.numel() // widest))
 
     def forget(self, digest: str) -> bool:
         """Drop an adapter from host and device, unless a request is about to use it; says whether it did."""

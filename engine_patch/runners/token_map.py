@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from engine_patch.kernels.step import Ints, Runs
 from engine_patch.rule import num_adapted
 
-Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 
@@ -27,8 +27,8 @@ def adapted_counts(prefill_only: Bools, num_prompt: Ints, num_computed: Ints, nu
     return np.where(prefill_only, num_adapted(num_prompt, num_computed, num_scheduled), num_scheduled)
 
 
-def token_adapters(adapter_ids: Ints, num_adapted_tokens: Ints, num_scheduled: Ints) -> Ints:
-    """The adapter id of every token of the step, `[num_tokens]`; 0 means none. Inputs are `[num_requests]`."""
+def adapter_runs(adapter_ids: Ints, num_adapted_tokens: Ints, num_scheduled: Ints) -> Runs:
+    """The adapter id of every token of the step, 0 for none, as two runs for each request. Inputs are `[num_requests]`."""
     ids = np.stack([adapter_ids, np.zeros_like(adapter_ids)], axis=1)
     counts = np.stack([num_adapted_tokens, num_scheduled - num_adapted_tokens], axis=1)
-    return np.repeat(ids.ravel(), counts.ravel())
+    return Runs(ids.ravel().astype(np.int64), counts.ravel().astype(np.int64))

@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from engine_patch.kernels.step import Ints, Runs
 from engine_patch.patching import put
 from engine_patch.ref import is_prefill_only
-from engine_patch.runners.token_map import Ints, adapted_counts, token_adapters
+from engine_patch.runners.token_map import adapted_counts, adapter_runs
 
 
 def patch() -> None:
@@ -28,7 +29,7 @@ def patch() -> None:
 
 def make_lora_inputs(
     self: Any, num_scheduled_tokens: Ints, num_sampled_tokens: Ints
-) -> tuple[tuple[int, ...], tuple[int, ...], list[Any]]:
+) -> tuple[tuple[int, ...], Runs, list[Any]]:
     """The adapter id of every sampled row and of every token of the step, and the requests of the adapters that act.
 
     Args:
@@ -42,7 +43,6 @@ def make_lora_inputs(
     adapted = adapted_counts(
         prefill_only, self.num_prompt_tokens[:n], self.num_computed_tokens_cpu[:n], num_scheduled_tokens
     )
-    tokens = token_adapters(ids, adapted, num_scheduled_tokens)
-    active = [requests[id_] for id_ in np.unique(tokens).tolist() if id_]
+    active = [requests[id_] for id_ in np.unique(ids[adapted > 0]).tolist() if id_]
     # Nothing adapts the LM head.
-    return (0,) * int(num_sampled_tokens.sum()), tuple(tokens.tolist()), active
+    return (0,) * int(num_sampled_tokens.sum()), adapter_runs(ids, adapted, num_scheduled_tokens), active

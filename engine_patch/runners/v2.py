@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from engine_patch.kernels.step import Ints, Runs
 from engine_patch.patching import put, replace
 from engine_patch.ref import is_prefill_only
-from engine_patch.runners.token_map import Bools, Ints, adapted_counts, token_adapters
+from engine_patch.runners.token_map import Bools, adapted_counts, adapter_runs
 
 
 def patch() -> None:
@@ -51,7 +52,7 @@ def attach(lora_state: Any, req_states: Any) -> None:
 
 def make_lora_inputs(
     self: Any, req_ids: list[str], idx_mapping: Ints, num_scheduled_tokens: Ints
-) -> tuple[tuple[int, ...], tuple[int, ...], list[Any]]:
+) -> tuple[tuple[int, ...], Runs, list[Any]]:
     """The adapter id of every sampled row and of every token of the step, and the requests of the adapters that act.
 
     Args:
@@ -68,9 +69,9 @@ def make_lora_inputs(
         states.num_computed_tokens_np[idx_mapping],
         num_scheduled_tokens,
     )
-    tokens = token_adapters(ids, adapted, num_scheduled_tokens)
+    runs = adapter_runs(ids, adapted, num_scheduled_tokens)
     # Nothing adapts the LM head.
-    return (0,) * len(idx_mapping), tuple(tokens.tolist()), _requests(self, req_ids, (ids != 0) & (adapted > 0))
+    return (0,) * len(idx_mapping), runs, _requests(self, req_ids, (ids != 0) & (adapted > 0))
 
 
 def get_activate_loras(self: Any, req_ids: list[str]) -> list[Any]:

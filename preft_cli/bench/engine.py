@@ -27,6 +27,8 @@ class EngineSpec(BaseModel):
     """Whether preft's engine plugin must be live."""
     residual_stream: bool = False
     """`model.residual_stream`."""
+    all_token_adapters: bool = False
+    """Whether the adapters act on decoded tokens too."""
     load: LoadConfig = LoadConfig()
     """How requests arrive; online only."""
     seed: int = 0
@@ -73,4 +75,8 @@ class Engine(Protocol):
 def plugin_options(spec: EngineSpec) -> dict[str, Any]:
     """The plugin's own options: all adapters stay in host memory, as the stock engine's do."""
     needed = sum(path.stat().st_size for path in spec.adapters)
-    return {"host_pool_bytes": max(needed, 1 << 30), "residual_stream": spec.residual_stream}
+    return {
+        "host_pool_bytes": max(needed, 1 << 30),
+        "residual_stream": spec.residual_stream,
+        "all_token_adapters": spec.all_token_adapters,
+    }

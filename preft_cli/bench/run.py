@@ -160,6 +160,7 @@ def run_blocks(
             adapters=made[form].paths if form else [],
             plugin=ARMS[arm.arm].plugin,
             residual_stream=plan.residual_stream,
+            all_token_adapters=ARMS[arm.arm].adapts_all_tokens,
             load=plan.load,
             seed=plan.seed,
             scratch=folder,

@@ -20,6 +20,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from engine_patch.manifest import Manifest
+from engine_patch.rule import is_prefill_only
 from preft_cli.console import progress, say, warn
 from preft_cli.errors import UserError
 from preft_cli.serving.adapters import Served, choose, template_digest
@@ -55,7 +56,8 @@ def serve(plan: ServePlan) -> int:
             chat_template=served.template_digest,
         )
         manifest.write_text(what.model_dump_json())
-        arguments = plan.arguments(str(base.path), served.max_lora_rank, served.gpu_pool)
+        all_token = any(not is_prefill_only(adapter.method) for adapter in served.adapters.values())
+        arguments = plan.arguments(str(base.path), served.max_lora_rank, served.gpu_pool, all_token)
         command = [sys.executable, "-m", "engine_patch.server", str(manifest), *arguments]
         return _run(command, {**os.environ, **_defaults(plan.environment), "PREFT_END_WITH_STDIN": "1"}, plan.url)
 

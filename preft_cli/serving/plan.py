@@ -41,11 +41,20 @@ class ServePlan(BaseModel):
     options: dict[str, Any]
     environment: dict[str, str]
 
-    def arguments(self, model: str, max_lora_rank: int, gpu_pool: int | None) -> list[str]:
-        """Arguments of vLLM's server for the model in the folder `model`; `gpu_pool` in bytes, None: the engine decides."""
+    def arguments(
+        self, model: str, max_lora_rank: int, gpu_pool: int | None, all_token_adapters: bool = False
+    ) -> list[str]:
+        """Arguments of vLLM's server.
+
+        Args:
+            model: the model's folder.
+            max_lora_rank: the engine's limit.
+            gpu_pool: bytes; None: the engine decides.
+            all_token_adapters: whether the engine gets CUDA graphs for adapters that act on decoded tokens.
+        """
         ours = {"gpu_pool_bytes": gpu_pool, "host_pool_bytes": self.host_pool}
-        if self.residual_stream:
-            ours["residual_stream"] = True
+        ours |= {"residual_stream": True} if self.residual_stream else {}
+        ours |= {"all_token_adapters": True} if all_token_adapters else {}
         config = {"additional-config": {"preft": ours}, "max-lora-rank": max_lora_rank}
         return to_arguments({"model": model, **self.options, **config})
 

@@ -4,6 +4,9 @@ Both sides do the same work on the same weights, for the fused linear layers of 
 graph, so that the device's time is measured. Sides alternate. The L2 cache is overwritten before each measurement, as the
 rest of a model would overwrite it.
 
+The engine adds to gate and up within the activation behind them: `activation` is the time of that, `activation_alone` of the
+activation without adapters.
+
 An intervention on the residual stream has nothing to be compared with in vLLM. It stands beside the addition of two tensors of
 its size: nothing that reads hidden and residual and writes hidden takes less.
 """
@@ -23,7 +26,7 @@ import torch
 
 from engine_patch.kernels.reference import scale_to_bits
 from tests.benchmarks import common
-from tests.lora_pool import Layer, add, inputs, make_stream, step_metadata
+from tests.lora_pool import Layer, add, add_silu_and_mul, inputs, make_step, make_stream
 
 MODELS = {
     "Qwen2.5-0.5B": {"hidden": 896, "intermediate": 4864, "q": 896, "kv": 128},
@@ -62,6 +65,11 @@ def linear_layers(model: str) -> dict[str, tuple[int, tuple[int, ...]]]:
         "gate_up": (hidden, (intermediate, intermediate)),
         "down": (intermediate, (hidden,)),
     }
+
+
+def is_gated(widths: tuple[int, ...]) -> bool:
+    """Whether these are gate and up, whose adapters act within the activation."""
+    return len(widths) == 2
 
 
 @dataclass(frozen=True)
@@ -144,9 +152,18 @@ def summary(times: list[float]) -> dict[str, float]:
     return {"median_us": round(median, 2), "quartile1_us": round(low, 2), "quartile3_us": round(high, 2)}
 
 
-def metadata_of(case: Case) -> tuple[torch.Tensor, ...]:
-    slots = torch.arange(case.tokens, device="cuda") * case.adapters // case.tokens
-    return step_metadata(slots, case.adapters)
+def slots_of(case: Case) -> torch.Tensor:
+    return torch.arange(case.tokens, device="cuda") * case.adapters // case.tokens
+
+
+def stock_metadata(case: Case) -> tuple[torch.Tensor, ...]:
+    """vLLM's own, of the same step."""
+    from vllm.lora.ops.triton_ops.lora_kernel_metadata import LoRAKernelMeta
+
+    meta = LoRAKernelMeta.make(case.adapters, case.tokens, device="cuda")
+    meta.prepare_tensors(slots_of(case))
+    result: tuple[torch.Tensor, ...] = meta.meta_args(case.tokens, False)
+    return result
 
 
 def compare(case: Case, in_features: int, widths: tuple[int, ...], dtype: torch.dtype, repeats: int) -> dict[str, Any]:
@@ -157,16 +174,20 @@ def compare(case: Case, in_features: int, widths: tuple[int, ...], dtype: torch.
         cache.clear()
     stacked = make_stacked(case, in_features, widths, dtype)
     layer = to_pool(case, stacked, in_features, widths)
-    metadata = metadata_of(case)
+    step, metadata = make_step(slots_of(case), case.adapters), stock_metadata(case)
     y, x = inputs(layer, case.tokens)
     of_pool, of_stock = y.clone(), y.clone()
-    add(of_pool, x, layer, metadata, 16)
+    add(of_pool, x, layer, step, 16)
     stock(of_stock, x, stacked, metadata)
     apart = (of_pool.float() - of_stock.float()).abs().max() / of_stock.float().abs().max()
     graphs = {
-        "pool": capture(lambda: add(of_pool, x, layer, metadata, 16)),
+        "pool": capture(lambda: add(of_pool, x, layer, step, 16)),
         "stock": capture(lambda: stock(of_stock, x, stacked, metadata)),
     }
+    if is_gated(widths):
+        graphs["activation"] = capture(lambda: add_silu_and_mul(of_pool, x, layer, step))
+        none = make_step(torch.full((case.tokens,), -1, device="cuda"), case.adapters)
+        graphs["activation_alone"] = capture(lambda: add_silu_and_mul(of_pool, x, layer, none))
     times = measure(graphs, repeats)
     found: dict[str, Any] = {name: summary(of_side) for name, of_side in times.items()}
     return {**found, "largest_difference": round(apart.item(), 6)}
@@ -176,11 +197,11 @@ def intervene(case: Case, width: int, dtype: torch.dtype, repeats: int) -> dict[
     """Times of the interventions of a step on a stream, and of the addition that bounds them."""
     layer = replace(make_stream(width, [case.rank] * case.adapters, dtype, device="cuda"), max_rank=case.max_rank)
     layer.pool.mul_(0.01)  # each replay changes hidden, which must stay finite
-    metadata = metadata_of(case)
+    step = make_step(slots_of(case), case.adapters)
     hidden, residual = inputs(layer, case.tokens)
     stream = torch.empty_like(hidden)
     graphs = {
-        "pool": capture(lambda: add(hidden, residual, layer, metadata)),
+        "pool": capture(lambda: add(hidden, residual, layer, step)),
         "bound": capture(lambda: torch.add(hidden, residual, out=stream)),
     }
     times = measure(graphs, repeats)
@@ -212,6 +233,9 @@ def run(models: list[str], dtype: torch.dtype, repeats: int) -> list[dict[str, A
                 side: round(sum(of_layer[side]["median_us"] for of_layer in layers.values()), 2)
                 for side in ("pool", "stock")
             }
+            gated = layers["gate_up"]
+            within = gated["activation"]["median_us"] - gated["activation_alone"]["median_us"]
+            total["pool_within_activation"] = round(total["pool"] - gated["pool"]["median_us"] + within, 2)
             results.append({"model": model, **asdict(case), "layers": layers, "sum_of_medians_us": total})
             print(f"{model} {case}: {total}", file=sys.stderr, flush=True)
             torch.cuda.empty_cache()

@@ -114,7 +114,7 @@ def test_bfloat16_leans_to_no_other_mask() -> None:
         (("off-by-one", 0, "direftp"), ("hidden-alone", 0, "lorap+direftp")),
         (("name-keyed", 3), ("no-phase", 3)),
         (("stock-cache", 0), ("base-takes-the-last-slot", 1)),
-        (("stale-table", 4), ("early", 1)),
+        (("stale-place", 4), ("early", 1)),
     ],
 )
 def test_planted_faults_are_found(first: tuple[Any, ...], second: tuple[Any, ...]) -> None:

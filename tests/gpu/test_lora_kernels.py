@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from engine_patch.kernels.reference import silu_and_mul_reference
 from tests import lora_pool
 
 pytestmark = [
@@ -62,8 +63,8 @@ def check(layer: lora_pool.Layer, slots: torch.Tensor, align: int, tolerance: fl
     y, x = lora_pool.inputs(layer, slots.size(0))
     before, expected, x_before = y.clone(), y.clone(), x.clone()
     lora_pool.add_reference(expected, x, layer, slots)
-    metadata = lora_pool.step_metadata(slots, layer.table.size(0))
-    lora_pool.add(y, x, layer, metadata, align)
+    step = lora_pool.make_step(slots, layer.table.size(0))
+    lora_pool.add(y, x, layer, step, align)
     error = (y.float() - expected.float()).abs().max().item()
     tolerance = TOLERANCES[layer.pool.dtype] if tolerance is None else tolerance
     assert error <= tolerance * expected.float().abs().max().item()
@@ -71,7 +72,7 @@ def check(layer: lora_pool.Layer, slots: torch.Tensor, align: int, tolerance: fl
     same = lora_pool.untouched(layer, slots)
     assert torch.equal(y[same], before[same])
     again = before.clone()
-    lora_pool.add(again, x, layer, metadata, align)
+    lora_pool.add(again, x, layer, step, align)
     assert torch.equal(again, y)  # deterministic
 
 
@@ -83,6 +84,20 @@ def check(layer: lora_pool.Layer, slots: torch.Tensor, align: int, tolerance: fl
 def test_equals_the_reference(dtype: torch.dtype, shape: tuple[int, tuple[int, ...]], mix: str) -> None:
     layer = make(*shape, dtype)
     check(layer, draw_slots(mix, len(RANKS)), 16 if shape[0] % 16 == 0 else 1)
+
+
+@pytest.mark.parametrize("mix", ["one token", "none", "decode", "small", "middling", "large"])
+@pytest.mark.parametrize("shape", [(896, 4864), (4096, 14336), (75, 70)], ids=str)
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+def test_the_activation_adds_what_the_layer_would(dtype: torch.dtype, shape: tuple[int, int], mix: str) -> None:
+    layer, slots = make(shape[0], (shape[1], shape[1]), dtype), draw_slots(mix, len(RANKS))
+    y, x = lora_pool.inputs(layer, slots.size(0))
+    expected = y.clone()
+    lora_pool.add_reference(expected, x, layer, slots)
+    expected = silu_and_mul_reference(expected)
+    out = lora_pool.add_silu_and_mul(y, x, layer, lora_pool.make_step(slots, len(RANKS)))
+    error = (out.float() - expected.float()).abs().max().item()
+    assert error <= 2 * TOLERANCES[dtype] * expected.float().abs().max().item()  # of a product of two such numbers
 
 
 @pytest.mark.parametrize("mix", ["small", "large"])
@@ -112,31 +127,24 @@ def test_compiled_by_inductor(widths: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("widths", [(4864, 4864), ()], ids=["linear", "stream"])
 def test_a_replayed_graph_takes_the_new_step(widths: tuple[int, ...]) -> None:
-    """Captured with one mix of adapters, replayed with others, with fewer tokens, with none, and with a changed table."""
-    from vllm.lora.ops.triton_ops.lora_kernel_metadata import LoRAKernelMeta
-
+    """Captured with one mix of adapters, replayed with others, with fewer tokens, with nearly none, and with a changed table."""
     layer = make(896, widths, torch.bfloat16)
     tokens, num_slots = 64, len(RANKS)
-    meta = LoRAKernelMeta.make(num_slots, 128, device="cuda")
+    step = lora_pool.make_step(torch.zeros(tokens, dtype=torch.int64, device="cuda"), num_slots, 128)
     y, x = lora_pool.inputs(layer, tokens)
     before = y.clone()
-
-    def step() -> None:
-        lora_pool.add(y, x, layer, meta.meta_args(tokens, False), 16)
-
-    meta.prepare_tensors(torch.zeros(tokens, dtype=torch.int64, device="cuda"))
-    step()  # compiles
+    lora_pool.add(y, x, layer, step, 16)  # compiles
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        step()
+        lora_pool.add(y, x, layer, step, 16)
     for seed, used in enumerate((64, 64, 17, 5, 64)):
         slots = torch.randint(-1, num_slots, (used,), generator=torch.Generator().manual_seed(seed)).to("cuda")
         if seed == 3:
-            slots.fill_(-1)
+            slots[1:] = -1
         if seed == 4:
             layer.table[[0, 1]] = layer.table[[1, 0]]
-        meta.prepare_tensors(slots)
+        lora_pool.set_step(step, slots)
         y.copy_(before)
         graph.replay()
         expected = before.clone()

@@ -56,22 +56,21 @@ def _base_takes_the_last_slot() -> None:
     """Upstream's fault on CPU: a token without an adapter gets the weights of the last slot."""
     upstream = cpu.find_segments
 
-    def find_segments(adapter_ids: Any, slot_of: dict[int, int]) -> Any:
-        return upstream([id_ or max(slot_of, default=0) for id_ in adapter_ids], slot_of)
+    def find_segments(runs: Any, places: Any) -> Any:
+        return upstream(runs._replace(ids=np.where(runs.ids == 0, max(places, default=0), runs.ids)), places)
 
     cpu.find_segments = find_segments
 
 
-def _stale_table() -> None:
-    """An adapter that was moved to close a hole is looked for where it was."""
-    move = device.DeviceTier._move
+def _stale_place() -> None:
+    """An adapter that came to lie elsewhere on the device is looked for where it was first."""
+    use, seen = device.DeviceTier.use, dict[str, Any]()
 
-    def _move(self: Any, moves: Any) -> None:
-        self._write = lambda digest: None
-        move(self, moves)
-        del self._write
+    def stale(self: Any, digests: list[str]) -> Any:
+        places = use(self, digests)
+        return [seen.setdefault(f"{id(self)} {digest}", place) for digest, place in zip(digests, places, strict=True)]
 
-    device.DeviceTier._move = _move  # type: ignore[method-assign]
+    device.DeviceTier.use = stale  # type: ignore[method-assign]
 
 
 def _early() -> None:
@@ -103,7 +102,7 @@ MUTATIONS: dict[str, Callable[[], None]] = {
     "no-phase": _no_phase,
     "stock-cache": _stock_cache,
     "base-takes-the-last-slot": _base_takes_the_last_slot,
-    "stale-table": _stale_table,
+    "stale-place": _stale_place,
     "early": _early,
     "hidden-alone": _hidden_alone,
 }

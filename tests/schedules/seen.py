@@ -40,7 +40,7 @@ class Seen:
     def watch(self, llm: Any) -> Iterator[None]:
         """Count what `llm` does while the body runs."""
         runner = v2 if llm.llm_engine.vllm_config.use_v2_model_runner else v1
-        counted, mapped = runner.adapted_counts, runner.token_adapters
+        counted, mapped = runner.adapted_counts, runner.adapter_runs
 
         def count(prefill_only: Any, num_prompt: Any, num_computed: Any, num_scheduled: Any) -> Any:
             adapted = counted(prefill_only, num_prompt, num_computed, num_scheduled)
@@ -51,16 +51,16 @@ class Seen:
             return adapted
 
         def count_adapters(ids: Any, adapted: Any, num_scheduled: Any) -> Any:
-            tokens = mapped(ids, adapted, num_scheduled)
-            self.most_adapters_in_a_step = max(self.most_adapters_in_a_step, len(set(tokens.tolist()) - {0}))
-            return tokens
+            runs = mapped(ids, adapted, num_scheduled)
+            self.most_adapters_in_a_step = max(self.most_adapters_in_a_step, len(set(runs.ids[runs.counts > 0]) - {0}))
+            return runs
 
-        runner.adapted_counts, runner.token_adapters = count, count_adapters
+        runner.adapted_counts, runner.adapter_runs = count, count_adapters
         self.engines.append(describe(llm))
         try:
             yield
         finally:
-            runner.adapted_counts, runner.token_adapters = counted, mapped
+            runner.adapted_counts, runner.adapter_runs = counted, mapped
             for pool in map(PoolCounters.model_validate, llm.collective_rpc("preft_count")):
                 self.evictions += pool.device.evictions + pool.host.evictions
                 self.compactions += pool.compactions

@@ -9,6 +9,7 @@ import torch
 
 from engine_patch.adapter import Adapter, LowRankPair
 from engine_patch.base_model import BaseFingerprint
+from engine_patch.kernels.step import Place
 from engine_patch.pool.layers import EngineLayers, Slice
 from engine_patch.pool.limits import Limits
 from engine_patch.pool.tiers import AdapterTiers
@@ -71,13 +72,13 @@ def write(folder: Path, name: str, adapter: Adapter) -> AdapterRef:
     return AdapterRef(path, header.method, header.digest)
 
 
-def on_device(found: AdapterTiers, slot: int) -> dict[str, LowRankPair]:
-    """What the kernels would compute with: the weights that the table's rows of `slot` point at."""
+def on_device(found: AdapterTiers, place: Place) -> dict[str, LowRankPair]:
+    """What the kernels would compute with: the weights that the table's rows point at from this place on."""
     from engine_patch.kernels.reference import bits_to_scale
 
     pairs = {}
-    pool = found.device.pool
-    for name, (a, b, rank, bits) in zip(SHAPES, found.device.table[slot].tolist(), strict=True):
+    pool = found.device.pool[place.page * PAGE_BYTES // found.device.pool.element_size() :]
+    for name, (a, b, rank, bits) in zip(SHAPES, found.device.table[place.kind].tolist(), strict=True):
         size_in, size_out = SHAPES[name]
         if rank:
             left = pool[a : a + rank * size_in].view(rank, size_in)

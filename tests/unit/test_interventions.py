@@ -17,6 +17,7 @@ from engine_patch.adapter import Adapter, LowRankPair
 from engine_patch.base_model import BaseFingerprint
 from engine_patch.errors import PreftError
 from engine_patch.kernels.reference import scale_to_bits
+from engine_patch.kernels.step import Place, Runs
 from engine_patch.residual import block_of, decoder_blocks, is_stream, stream_of, unknown
 from engine_patch.store.file import read_adapter, read_header, write_adapter
 from tests.unit.tiny_llama import assert_same
@@ -231,10 +232,11 @@ def test_cpu_equals_the_formula_token_by_token(seed: int) -> None:
     """Base rows, adapters without an intervention here, each its own rank."""
     rng = random.Random(seed)
     torch.manual_seed(seed)
-    width, tokens, layout = 12, 23, [11, None, 13]
+    width, tokens, kinds = 12, 23, {11: 0, 13: 2}
     wrapper = kernels.SegmentPunicaWrapper(max_num_batched_tokens=64, max_batches=2, device="cpu")
     ids = [rng.choice([0, 11, 13]) for _ in range(tokens)]
-    wrapper.update_metadata(SimpleNamespace(index_mapping=tuple(ids)), layout, 4, 100)
+    places = {id_: Place(kind, 0, linear=False, streams=True) for id_, kind in kinds.items()}
+    wrapper.begin_step(Runs.of(tuple(ids)), places)
     pool, table = torch.randn(2000), torch.zeros(3, 1, 4, dtype=torch.int64)
     for slot in (0, 2):
         rank = rng.choice((0, 1, 5, 8))
@@ -244,7 +246,7 @@ def test_cpu_equals_the_formula_token_by_token(seed: int) -> None:
     wrapper.add_intervention(hidden, residual, (pool,), (table, torch.tensor([[0, width]])))
     assert torch.equal(residual, before[1])
     for token, id_ in enumerate(ids):
-        a, b, rank, _ = table[layout.index(id_), 0].tolist() if id_ else (0, 0, 0, 0)
+        a, b, rank, _ = table[kinds[id_], 0].tolist() if id_ else (0, 0, 0, 0)
         if rank == 0:
             assert torch.equal(hidden[token], before[0][token])
             continue
@@ -256,7 +258,7 @@ def test_cpu_equals_the_formula_token_by_token(seed: int) -> None:
 
 def test_a_step_without_adapted_tokens_reads_nothing() -> None:
     wrapper = kernels.SegmentPunicaWrapper(max_num_batched_tokens=64, max_batches=2, device="cpu")
-    wrapper.update_metadata(SimpleNamespace(index_mapping=(0, 0)), [7], 2, 100)
+    wrapper.begin_step(Runs.of((0, 0)), {})
     wrapper.add_intervention(None, None, (torch.ones(1),), (None, None))
 
 
@@ -266,5 +268,5 @@ def test_a_step_without_adapted_tokens_runs_the_base_model_s_layers_and_not_thei
     layer = SimpleNamespace(punica_wrapper=wrapper, base_layer=base, forward=lambda x: ("adapted", x))
     kernels.bypass(layer)
     for ids, expected in (((0, 0), "base"), ((0, 7), "adapted"), ((0, 0), "base")):
-        wrapper.update_metadata(SimpleNamespace(index_mapping=ids), [7], 2, 100)
+        wrapper.begin_step(Runs.of(ids), {7: Place(0, 0, linear=True, streams=True)})
         assert layer.forward(3) == (expected, 3)

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from dataclasses import replace
 
 import pytest
 import torch
 
-from engine_patch.kernels.reference import bits_to_scale, scale_to_bits
-from engine_patch.kernels.tiles import choose_tiles, common_alignment, power_of_two
+from engine_patch.kernels.reference import bits_to_scale, scale_to_bits, silu_and_mul_reference
+from engine_patch.kernels.step import Place, Runs
+from engine_patch.kernels.tiles import choose_splits, choose_tiles, common_alignment, power_of_two
+from engine_patch.store.layout import PAGE_BYTES
 from tests import lora_pool
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -59,7 +62,7 @@ def check(layer: lora_pool.Layer, slots: torch.Tensor, tolerance: float, align: 
     y, x = lora_pool.inputs(layer, slots.size(0))
     before, expected, x_before = y.clone(), y.clone(), x.clone()
     lora_pool.add_reference(expected, x, layer, slots)
-    lora_pool.add(y, x, layer, lora_pool.step_metadata(slots, layer.table.size(0)), align)
+    lora_pool.add(y, x, layer, lora_pool.make_step(slots, layer.table.size(0)), align)
     assert torch.equal(x, x_before)
     assert (y - expected).abs().max().item() <= tolerance * expected.abs().max().item()
     same = lora_pool.untouched(layer, slots)
@@ -109,12 +112,13 @@ def test_tiles() -> None:
     """Powers of two at all sizes; and, for batch invariance, the same ones for all numbers of tokens."""
     assert [power_of_two(least) for least in (1, 2, 3, 33, 64)] == [1, 2, 4, 64, 64]
     for tokens in (1, 512, 513, 4096, 8192):
-        for features in (5, 896, 14336):
-            tiles = choose_tiles(tokens, features, 3, 320, False)
-            assert all(size == power_of_two(size) for size in vars(tiles).values() if size != 3)
-            assert tiles.rank == 64
-    assert len({choose_tiles(tokens, 896, 3, 8, False, True) for tokens in (1, 600, 8192)}) == 1
-    assert choose_tiles(1, 896, 3, 8, False).rank == 16
+        tiles = choose_tiles(tokens, 320, False)
+        assert all(size == power_of_two(size) for size in vars(tiles).values() if size != 3)
+        assert tiles.rank == 64
+    assert len({choose_tiles(tokens, 8, False, True) for tokens in (1, 600, 8192)}) == 1
+    assert {choose_splits(tokens, 14336, 1, True) for tokens in (1, 600, 8192)} == {1}
+    assert choose_tiles(1, 8, False).rank == 16
+    assert [choose_splits(20, features, 1) for features in (5, 511, 512, 1040, 14336)] == [1, 1, 2, 4, 8]
 
 
 def test_alignment() -> None:
@@ -149,7 +153,7 @@ class TestTriton:
             layer = lora_pool.make_stream(1040, [4, 0, 17], torch.float32, device=DEVICE)
         else:
             layer = lora_pool.make_layer(1040, (48,), [(4,), (0,), (17,)], torch.float32, device=DEVICE)
-        assert choose_tiles(20, 1040, 1, 17, True).splits == 4
+        assert choose_splits(20, 1040, 1) == 4
         check(layer, draw_slots(20, 3), 1e-5, align=16)
 
     def test_several_blocks_of_one_adapter_beside_small_groups(self) -> None:
@@ -178,14 +182,45 @@ class TestTriton:
         layer = small(kind)
         y, x = lora_pool.inputs(layer, 20)
         before = y.clone()
-        metadata = list(lora_pool.step_metadata(torch.full((20,), -1, device=DEVICE), 2))
-        assert metadata[5].item()
+        step = lora_pool.make_step(torch.full((20,), -1, device=DEVICE), 2)
         with monkeypatch.context() as patched:
             patched.setattr(op, "shrink", None)
-            lora_pool.add(y, x, layer, metadata)
-        metadata[5] = torch.tensor([False])
-        lora_pool.add(y, x, layer, metadata)
+            lora_pool.add(y, x, layer, step)
+        step.counts[:] = torch.tensor([4, 4, 1, 1])
+        lora_pool.add(y, x, layer, step)
         assert torch.equal(y, before)
+
+    @each_kind
+    def test_adapters_without_such_a_part_launch_nothing(self, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        from engine_patch.kernels import op
+
+        layer = small(kind)
+        y, x = lora_pool.inputs(layer, 3)
+        step = lora_pool.make_step(torch.zeros(3, dtype=torch.int64, device=DEVICE), 2)
+        place = Place(0, 0, linear=kind == "stream", streams=kind == "linear")
+        step.set(Runs.of((1, 1, 1)), {1: place})
+        monkeypatch.setattr(op, "shrink", None)
+        lora_pool.add(y, x, layer, step)
+
+    @each_kind
+    def test_an_adapter_lies_where_its_page_is(self, kind: str) -> None:
+        """Two adapters of one kind, the second two pages behind the first."""
+        layer, pages = small(kind), 2
+        shift = pages * PAGE_BYTES // layer.pool.element_size()
+        other = small(kind).pool.flip(0).nan_to_num()
+        pool = torch.cat([layer.pool, torch.full((shift - len(layer.pool),), float("nan"), device=DEVICE), other])
+        y, x = lora_pool.inputs(layer, 6)
+        expected = y.clone()
+        for rows, own in ((slice(0, 2), layer.pool), (slice(3, 6), other)):
+            count = rows.stop - rows.start
+            lora_pool.add_reference(
+                expected[rows], x[rows], replace(layer, pool=own), torch.zeros(count, dtype=torch.int64, device=DEVICE)
+            )
+        step = lora_pool.make_step(torch.full((6,), -1, device=DEVICE), 2)
+        here = Place(0, 0, linear=True, streams=True)
+        step.set(Runs.of((7, 7, 0, 9, 9, 9)), {7: here, 9: here._replace(page=pages)})
+        lora_pool.add(y, x, replace(layer, pool=pool), step)
+        assert torch.allclose(y, expected, atol=1e-5)
 
     @each_kind
     def test_a_step_smaller_than_the_captured_graph(self, kind: str) -> None:
@@ -195,7 +230,7 @@ class TestTriton:
         before, expected = y.clone(), y.clone()
         padded = torch.cat([slots, torch.full((28,), -1, device=DEVICE)])
         lora_pool.add_reference(expected, x, layer, padded)
-        lora_pool.add(y, x, layer, lora_pool.step_metadata(slots, 2, captured=48))
+        lora_pool.add(y, x, layer, lora_pool.make_step(slots, 2, max_tokens=48))
         assert torch.allclose(y, expected, atol=1e-5)
         assert torch.equal(y[20:], before[20:])
 
@@ -227,3 +262,27 @@ class TestTriton:
     @each_kind
     def test_the_wrapper_compiled(self, kind: str) -> None:
         lora_pool.check_compiled(small(kind), "aot_eager")
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+    @pytest.mark.parametrize("tokens", [1, 37, 600])
+    def test_the_activation_adds_what_the_layer_would(self, tokens: int, dtype: torch.dtype) -> None:
+        """Tokens with and without adapters, and adapters of one slice alone or of none."""
+        ranks = [(1, 1), (4, 0), (0, 0), (0, 20), (70, 16)]
+        layer = lora_pool.make_layer(75, (70, 70), ranks, dtype, device=DEVICE)
+        slots = draw_slots(tokens, len(ranks))
+        y, x = lora_pool.inputs(layer, tokens)
+        before, expected = y.clone(), y.clone()
+        lora_pool.add_reference(expected, x, layer, slots)
+        expected = silu_and_mul_reference(expected)
+        out = lora_pool.add_silu_and_mul(y, x, layer, lora_pool.make_step(slots, len(ranks)))
+        tolerance = 1e-5 if dtype == torch.float32 else 4e-3
+        assert (out - expected).abs().max().item() <= tolerance * expected.abs().max().item()
+        assert torch.equal(y, before)
+        assert not torch.allclose(out, silu_and_mul_reference(before), atol=1e-3)
+
+    @pytest.mark.parametrize("tokens", [1, 40])
+    def test_the_activation_of_a_step_without_adapters_is_the_base_model_s(self, tokens: int) -> None:
+        layer = lora_pool.make_layer(32, (1500, 1500), [(8, 8)], torch.float32, device=DEVICE)
+        y, x = lora_pool.inputs(layer, tokens)
+        step = lora_pool.make_step(torch.full((tokens,), -1, device=DEVICE), 1)
+        assert torch.allclose(lora_pool.add_silu_and_mul(y, x, layer, step), silu_and_mul_reference(y), atol=1e-6)

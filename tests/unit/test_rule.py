@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_patch.rule import is_prefill_only, num_adapted
-from engine_patch.runners.token_map import adapted_counts, token_adapters
+from engine_patch.runners.token_map import adapted_counts, adapter_runs
 
 sizes = st.integers(min_value=0, max_value=50)
 
@@ -36,7 +36,7 @@ requests = st.lists(
 def test_token_map_equals_position_by_position(rows: list[tuple[int, bool, int, int, int]]) -> None:
     """Chunks before, across and after n, decoded tokens, base requests and all-token adapters in one step."""
     ids, prefill_only, prompt, computed, scheduled = (np.array(column) for column in zip(*rows, strict=True))
-    tokens = token_adapters(ids, adapted_counts(prefill_only, prompt, computed, scheduled), scheduled)
+    tokens = np.repeat(*adapter_runs(ids, adapted_counts(prefill_only, prompt, computed, scheduled), scheduled))
     expected = [
         row_id if (position < n or not only) else 0
         for row_id, only, n, start, count in rows

@@ -13,7 +13,8 @@ import torch
 
 from engine_patch.adapter import Adapter, LowRankPair
 from engine_patch.errors import PreftError
-from engine_patch.pool import device, host, share
+from engine_patch.kernels.step import Place
+from engine_patch.pool import host, share
 from engine_patch.pool.tiers import NOT_YET, AdapterTiers
 from engine_patch.ref import AdapterRef
 from tests.unit import pools
@@ -24,7 +25,7 @@ PAGES = 4
 """Of an adapter of rank 4 on all modules, in float32."""
 
 
-def bring(found: AdapterTiers, *refs: AdapterRef) -> list[int]:
+def bring(found: AdapterTiers, *refs: AdapterRef) -> list[Place]:
     """Ask until all have arrived, as the scheduler does, then take them as a step."""
     paths = [ref.encode() for ref in refs]
     deadline = time.monotonic() + 20
@@ -35,8 +36,8 @@ def bring(found: AdapterTiers, *refs: AdapterRef) -> list[int]:
     return found.activate(paths)
 
 
-def same_weights(adapter: Adapter, found: AdapterTiers, slot: int) -> None:
-    assert_same(adapter, Adapter(adapter.method, adapter.base, on_device(found, slot)))
+def same_weights(adapter: Adapter, found: AdapterTiers, place: Place) -> None:
+    assert_same(adapter, Adapter(adapter.method, adapter.base, on_device(found, place)))
 
 
 def test_the_size_that_the_tests_count_with(tmp_path: Path) -> None:
@@ -49,7 +50,7 @@ def test_an_adapter_reaches_its_slot_bit_for_bit(tmp_path: Path) -> None:
     one, few = random_adapter(1), random_adapter(2, rank=7, modules=("model.layers.1.mlp.down_proj",))
     found = tiers(4 * PAGES, 4 * PAGES)
     slots = bring(found, write(tmp_path, "one", one), write(tmp_path, "few", few))
-    assert len(set(slots)) == 2
+    assert len({place.page for place in slots}) == len({place.kind for place in slots}) == 2
     same_weights(one, found, slots[0])
     same_weights(few, found, slots[1])
 
@@ -243,16 +244,16 @@ def test_adapters_that_are_moved_keep_their_weights(tmp_path: Path) -> None:
         pass
     slots = found.activate([*running, refs["large"].encode()])
     assert found.count().compactions == 1
-    for slot, adapter in zip(slots, (made["b"], made["d"], large), strict=True):
-        same_weights(adapter, found, slot)
+    for place, adapter in zip(slots, (made["b"], made["d"], large), strict=True):
+        same_weights(adapter, found, place)
 
 
 def test_a_resident_adapter_costs_nothing(tmp_path: Path) -> None:
     found, ref = tiers(2 * PAGES, 2 * PAGES), write(tmp_path, "a", random_adapter(1))
-    bring(found, ref)
+    places = bring(found, ref)
     before = found.count().model_dump()
     ref.path.unlink()
-    assert bring(found, ref) == [found.device.slots[ref.digest]]
+    assert bring(found, ref) == places
     after = found.count().model_dump()
     assert after["device"].pop("hits") == before["device"].pop("hits") + 1
     assert after == before
@@ -261,7 +262,6 @@ def test_a_resident_adapter_costs_nothing(tmp_path: Path) -> None:
 def test_ten_thousand_kinds_of_adapters_are_not_all_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each has its own scaling, as after a sweep; what is known of a kind takes memory on the device too."""
     monkeypatch.setattr(share, "KINDS_REMEMBERED", 4)
-    monkeypatch.setattr(device, "KINDS_REMEMBERED", 4)
     monkeypatch.setattr(host, "REMEMBERED", 4)
     found = tiers(2 * PAGES, 2 * PAGES)
     for seed in range(12):
@@ -269,7 +269,7 @@ def test_ten_thousand_kinds_of_adapters_are_not_all_remembered(tmp_path: Path, m
         made = Adapter("lorap", made.base, {n: LowRankPair(p.a, p.b, 1.0 + seed) for n, p in made.pairs.items()})
         (slot,) = bring(found, write(tmp_path, str(seed), made))
         same_weights(made, found, slot)
-        assert max(len(found.device._rows), len(found.host._shares), len(found.host._sharer._made)) <= 4
+        assert max(len(found.device._kinds), len(found.host._shares), len(found.host._sharer._made)) <= 4
 
 
 def test_warming_up_reads_zeros_that_are_there(tmp_path: Path) -> None:

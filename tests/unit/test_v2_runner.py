@@ -71,9 +71,9 @@ class Runner:
         order = sorted(scheduled, key=scheduled.__getitem__)  # the runner puts decodes first
         rows = np.array([self.req_states.req_id_to_index[id_] for id_ in order], dtype=np.intp)
         tokens = np.array([scheduled[id_] for id_ in order], dtype=np.int32)
-        sampled, per_token, active = self.lora_state.make_lora_inputs(order, rows, tokens)
+        sampled, runs, active = self.lora_state.make_lora_inputs(order, rows, tokens)
         self.order = order
-        return sampled, per_token, active, count
+        return sampled, tuple(np.repeat(*runs).tolist()), active, count
 
 
 @dataclass
