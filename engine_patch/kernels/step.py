@@ -90,6 +90,7 @@ def cut(runs: Runs, places: Mapping[int, Place], rows: int) -> Blocks:
     last = np.iinfo(np.int64).max
     keys = np.where(runs.ids > 0, runs.ids, last)
     order = np.argsort(keys, kind="stable")
+    order = order[runs.counts[order] > 0]  # a request that decodes has an adapter and no adapted token
     keys, counts, starts = keys[order], runs.counts[order], starts[order]
     ends = np.cumsum(counts)
     tokens = np.repeat(starts - (ends - counts), counts) + np.arange(int(counts.sum()))
