@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM
 
 from engine_patch.adapter import Adapter, LowRankPair
@@ -46,6 +47,19 @@ class MaskedReference:
         kept = torch.tensor(ids[len(ids) - last :], device=device)
         return logits.log_softmax(-1).gather(1, kept[:, None])[:, 0].cpu()
 
+    @torch.no_grad()
+    def batch_logprobs(
+        self, texts: list[tuple[list[int], list[int]]], adapter: Adapter | None, prompt_only: bool
+    ) -> torch.Tensor:
+        """All log-probabilities where the generated tokens of many (prompt, generated) were chosen, `[all of them, vocab]`."""
+        ids = pad_sequence([torch.tensor(prompt + generated) for prompt, generated in texts], batch_first=True)
+        at = torch.arange(ids.shape[1])
+        n, end = (torch.tensor(lengths)[:, None] for lengths in zip(*map(_lengths, texts), strict=True))
+        mask = (at < n if prompt_only else at < end)[:, :, None].float().to(self.model.device)
+        with self._adapted(adapter, mask):  # what lies behind a text's end cannot be seen from within
+            hidden = self.model.model(ids.to(self.model.device)).last_hidden_state
+        return self.model.lm_head(hidden[(at >= n - 1) & (at < end - 1)]).log_softmax(-1)
+
     @contextmanager
     def _adapted(self, adapter: Adapter | None, mask: torch.Tensor) -> Iterator[None]:
         def lora(pair: LowRankPair) -> Any:
@@ -67,6 +81,11 @@ class MaskedReference:
         finally:
             for handle in handles:
                 handle.remove()
+
+
+def _lengths(text: tuple[list[int], list[int]]) -> tuple[int, int]:
+    """Of the prompt, and of both."""
+    return len(text[0]), len(text[0]) + len(text[1])
 
 
 def random_adapter(

@@ -24,6 +24,7 @@ class EngineSetting:
     host: float
     """size of the host pool"""
     max_num_seqs: int = 16
+    max_rank: int = 16
     policy: str = "fcfs"
     dtype: str = "float32"
     tensor_parallel: int = 1

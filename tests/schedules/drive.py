@@ -41,7 +41,7 @@ def engine(model: Path, setting: EngineSetting, files: list[Path]) -> Iterator[A
         enable_lora=True,
         max_loras=setting.slots,
         additional_config={"preft": pools(setting, files)},
-        max_lora_rank=16,
+        max_lora_rank=setting.max_rank,
         max_model_len=MAX_MODEL_LEN,
         max_num_seqs=setting.max_num_seqs,
         max_num_batched_tokens=setting.budget,
@@ -73,8 +73,8 @@ def pools(setting: EngineSetting, files: list[Path]) -> dict[str, int]:
 class Driver:
     """Names and what they stand for outlive a schedule, as they do in a server."""
 
-    def __init__(self, llm: Any, files: list[Path]) -> None:
-        self._engine, self._files = llm.llm_engine, files
+    def __init__(self, llm: Any, files: list[Path], temperature: float = 1.0) -> None:
+        self._engine, self._files, self._temperature = llm.llm_engine, files, temperature
         self._content: dict[str, int] = {}
         self._count = 0
         self.reloads_midway = 0
@@ -131,7 +131,7 @@ class Driver:
         if ask.name is not None:
             content = self._content.setdefault(ask.name, len(self._content) % len(self._files))
         sampling = SamplingParams(
-            temperature=1.0,
+            temperature=self._temperature,
             n=ask.n,
             max_tokens=ask.max_tokens,
             ignore_eos=True,

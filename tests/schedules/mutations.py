@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from engine_patch import prefix_cache, rule
+from engine_patch import prefix_cache, readiness, rule, scheduler
 from engine_patch.kernels import cpu
 from engine_patch.pool import device, host, share, streams
-from engine_patch.runners import token_map, v1
+from engine_patch.runners import token_map, v1, v2
 
 
 def _off_by_one() -> None:
@@ -95,6 +96,39 @@ def _hidden_alone() -> None:
     streams.ResidualStream.forward = forward  # type: ignore[method-assign]
 
 
+def _swap() -> None:
+    """In one step of ten, two adapters have each other's slots."""
+    use, chance = device.DeviceTier.use, random.Random(0)
+
+    def swapped(self: Any, digests: list[str]) -> list[int]:
+        slots = use(self, digests)
+        if len(slots) > 1 and chance.random() < 0.1:
+            slots[:2] = reversed(slots[:2])
+        return slots
+
+    device.DeviceTier.use = swapped  # type: ignore[method-assign]
+
+
+def _all_tokens() -> None:
+    """A prefill-only adapter acts on decoded tokens too, and has a slot for that."""
+    scheduler.rests = readiness.rests = lambda request: False  # type: ignore[attr-defined]
+    _count(lambda prefill_only, num_prompt, num_computed, num_scheduled: num_scheduled)
+
+
+def _no_tokens() -> None:
+    """A prefill-only adapter acts on nothing in requests with one number of prompt tokens of eight."""
+
+    def adapted_counts(prefill_only: Any, num_prompt: Any, num_computed: Any, num_scheduled: Any) -> Any:
+        right = token_map.adapted_counts(prefill_only, num_prompt, num_computed, num_scheduled)
+        return np.where(prefill_only & (num_prompt % 8 == 0), 0, right)
+
+    _count(adapted_counts)
+
+
+def _count(adapted_counts: Callable[..., Any]) -> None:
+    v1.adapted_counts = v2.adapted_counts = adapted_counts  # type: ignore[attr-defined]
+
+
 MUTATIONS: dict[str, Callable[[], None]] = {
     "off-by-one": _off_by_one,
     "phase-by-step": _phase_by_step,
@@ -105,4 +139,7 @@ MUTATIONS: dict[str, Callable[[], None]] = {
     "stale-place": _stale_place,
     "early": _early,
     "hidden-alone": _hidden_alone,
+    "swap": _swap,
+    "all-tokens": _all_tokens,
+    "no-tokens": _no_tokens,
 }
