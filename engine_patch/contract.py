@@ -169,7 +169,7 @@ ENGINE_SYMBOLS = (
         "vllm.v1.core.sched.scheduler",
         "Scheduler._preempt_request",
         "4113f5de8a84ec25",
-        "sends a request back to the waiting, with no computed tokens",
+        "wrapped: sends a request back to the waiting, with no computed tokens",
     ),
     Symbol(
         "vllm.v1.core.sched.scheduler",

@@ -17,7 +17,7 @@ from engine_patch.patching import put, replace
 from engine_patch.pool.tiers import NOT_YET
 from engine_patch.proved import unproved
 from engine_patch.ref import AdapterRef, parse_ref
-from engine_patch.scheduler import admitted, rests
+from engine_patch.scheduler import acting_of, admitted
 
 logger = logging.getLogger("vllm.preft")
 
@@ -46,11 +46,7 @@ class AdapterGate:
 
     def ask(self, scheduler: Any) -> None:
         """Find out before a step; requests whose adapters failed are handed over to be ended with an error."""
-        running = {
-            request.lora_request.lora_path: None
-            for request in scheduler.running
-            if request.lora_request and not rests(request)
-        }
+        running = {request.lora_request.lora_path: None for request in acting_of(scheduler).requests.values()}
         waiting = self._waiting(scheduler)
         if not waiting and list(running) == self._running:
             return

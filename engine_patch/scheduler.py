@@ -3,8 +3,8 @@
 Upstream: the adapter of every request that a step computes occupies one of `max_loras`, so no more adapters than slots can
 decode at once, and a waiting request whose adapter holds no slot is passed by later ones without end. Needed: a decoding request
 of a prefill-only adapter holds none, and counts again when it comes back after a preemption; and a wait of bounded length. Still
-fits while `Scheduler.schedule` counts `lora_request.lora_int_id > 0`, and takes the waiting requests from `self.waiting` only, in
-its order (see `contract.py`).
+fits while `Scheduler.schedule` counts `lora_request.lora_int_id > 0`, takes the waiting requests from `self.waiting` only, in
+its order, and a running request goes back there by `_preempt_request` only (see `contract.py`).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from engine_patch.patching import replace
@@ -22,21 +23,34 @@ MAX_STEPS_PASSED = 8
 
 
 def patch() -> None:
-    """Wrap `Scheduler.schedule`."""
+    """Wrap `Scheduler.schedule` and `Scheduler._preempt_request`."""
     from vllm.v1.core.sched.scheduler import Scheduler
 
-    def make(upstream: Any) -> Any:
+    def make_schedule(upstream: Any) -> Any:
         def schedule(self: Any, *args: Any, **kwargs: Any) -> Any:
             if not self.lora_config:
                 return upstream(self, *args, **kwargs)
+            acting = acting_of(self)
+            acting.let_rest()
             if gate := getattr(self, "preft_gate", None):
                 gate.ask(self)
-            with resting_without_slots(self.running), bounded_wait(self):
-                return upstream(self, *args, **kwargs)
+            with bounded_wait(self):
+                output = upstream(self, *args, **kwargs)
+            acting.take(output)
+            return output
 
         return schedule
 
-    replace(Scheduler, "schedule", make)
+    def make_preempt(upstream: Any) -> Any:
+        def _preempt_request(self: Any, request: Any, *args: Any, **kwargs: Any) -> None:
+            upstream(self, request, *args, **kwargs)
+            if isinstance(request.lora_request, Resting):
+                request.lora_request = request.lora_request.adapter
+
+        return _preempt_request
+
+    replace(Scheduler, "schedule", make_schedule)
+    replace(Scheduler, "_preempt_request", make_preempt)
 
 
 def rests(request: Any) -> bool:
@@ -46,11 +60,13 @@ def rests(request: Any) -> bool:
 
 @dataclass(frozen=True)
 class Resting:
-    """Stands for a resting request's adapter while a step is scheduled: upstream does not count the id 0.
+    """Stands for the adapter of a request that needs it no more: upstream does not count the id 0.
 
     Name, path and `adapter_id` stay: the keys of the request's next KV blocks and its KV events are made of them.
     """
 
+    adapter: Any
+    """The `LoRARequest`."""
     lora_name: str
     lora_path: str
     adapter_id: int
@@ -62,20 +78,44 @@ class Resting:
         return self.lora_name
 
 
-@contextmanager
-def resting_without_slots(running: list[Any]) -> Iterator[None]:
-    """While the body runs, resting requests carry a `Resting`."""
-    resting = [(request, request.lora_request) for request in running if rests(request)]
-    for request, adapter in resting:
-        # Made once a request: this runs for every request in every step.
-        if getattr(request, "preft_resting", None) is None:
-            request.preft_resting = Resting(adapter.lora_name, adapter.lora_path, adapter.lora_int_id)
-        request.lora_request = request.preft_resting
-    try:
-        yield
-    finally:
-        for request, adapter in resting:
-            request.lora_request = adapter
+class Acting:
+    """The running requests whose adapter acts on a token of the next step; a decoding request costs a step nothing here."""
+
+    def __init__(self, scheduler: Any) -> None:
+        self._scheduler = scheduler
+        self.requests: dict[str, Any] = {}
+        """By request id, in the order in which they began."""
+
+    def let_rest(self) -> None:
+        """Before a step: leave out what ended or was preempted, and let what has computed its prompt rest."""
+        for request_id, request in list(self.requests.items()):
+            running = self._scheduler.requests.get(request_id) is request and request.status.name == "RUNNING"
+            if running and rests(request):
+                adapter = request.lora_request
+                request.lora_request = Resting(adapter, adapter.lora_name, adapter.lora_path, adapter.lora_int_id)
+                running = False
+            if not running:
+                del self.requests[request_id]
+
+    def take(self, output: Any) -> None:
+        """After a step was scheduled: take in what it began, or began anew."""
+        began = (new.req_id for new in output.scheduled_new_reqs)
+        for request_id in chain(began, output.scheduled_cached_reqs.resumed_req_ids):
+            request = self._scheduler.requests.get(request_id)
+            if request is not None and request.lora_request:
+                self.requests[request_id] = request
+
+    def adapters(self) -> set[int]:
+        """Their ids, each of which takes a slot."""
+        return {request.lora_request.lora_int_id for request in self.requests.values()}
+
+
+def acting_of(scheduler: Any) -> Acting:
+    """Of this scheduler."""
+    found = getattr(scheduler, "preft_acting", None)
+    if found is None:
+        found = scheduler.preft_acting = Acting(scheduler)
+    return found
 
 
 @contextmanager
@@ -107,7 +147,9 @@ def bounded_wait(scheduler: Any) -> Iterator[None]:
 
 def first_without_slot(scheduler: Any) -> Any:
     """The first waiting request that upstream will skip because all slots are taken by others; None if there is none."""
-    taken = {adapter_of(request) for request in scheduler.running} - {0}
+    if not scheduler.waiting:
+        return None
+    taken = acting_of(scheduler).adapters()
     if len(taken) < scheduler.lora_config.max_loras:
         return None
     taken.add(0)

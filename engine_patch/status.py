@@ -17,6 +17,7 @@ EVERYWHERE = (
     "vllm.v1.core.kv_cache_utils._gen_lora_extra_hash_keys",
     "vllm.v1.core.kv_cache_utils.generate_block_hash_extra_keys",
     "vllm.v1.core.sched.scheduler.Scheduler.schedule",
+    "vllm.v1.core.sched.scheduler.Scheduler._preempt_request",
     "vllm.v1.core.sched.scheduler.Scheduler._handle_blocked_waiting_request",
     "vllm.v1.engine.core.EngineCore._initialize_effective_attention_block_size",
 )

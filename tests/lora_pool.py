@@ -105,17 +105,17 @@ def make_selecting_stream(width: int, rank: int, dtype: torch.dtype, device: str
     return layer
 
 
-def make_step(token_slots: torch.Tensor, num_slots: int, max_tokens: int = 0) -> Step:
+def make_step(layer: Layer, token_slots: torch.Tensor, max_tokens: int = 0) -> Step:
     """A step of these tokens, each adapter of which has the kind that its slot in the layer's table stands for.
 
     Args:
+        layer: whose adapters they use.
         token_slots: int64 `[num_tokens]`, -1 for a token without an adapter.
-        num_slots: rows of the table.
         max_tokens: of the engine.
     """
     from engine_patch.kernels.gpu import Step
 
-    step = Step(max_tokens or token_slots.size(0), num_slots, token_slots.device)
+    step = Step(max_tokens or token_slots.size(0), layer.table.size(0), layer.max_rank, token_slots.device)
     set_step(step, token_slots)
     return step
 
@@ -169,7 +169,7 @@ def make_wrapper(layer: Layer, token_slots: torch.Tensor, max_tokens: int = 64) 
     from engine_patch.kernels.gpu import PoolPunicaWrapper
 
     wrapper = PoolPunicaWrapper.__new__(PoolPunicaWrapper)
-    wrapper.step = make_step(token_slots, layer.table.size(0), max_tokens)
+    wrapper.step = make_step(layer, token_slots, max_tokens)
     wrapper.lora_config = SimpleNamespace(max_loras=layer.table.size(0), max_lora_rank=layer.max_rank)
     return wrapper
 

@@ -13,10 +13,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from vllm import envs
 from vllm.lora.punica_wrapper.punica_gpu import PunicaWrapperGPU
 
-from engine_patch.kernels.op import ADAPTED, ALL, LINEAR, STREAMS, add_intervention, add_lora, add_lora_silu_and_mul
+from engine_patch.kernels.op import (
+    ADAPTED,
+    ALL,
+    LINEAR,
+    STREAMS,
+    add_intervention,
+    add_lora,
+    add_lora_silu_and_mul,
+    is_invariant,
+)
 from engine_patch.kernels.step import Place, Runs, cut
 from engine_patch.kernels.tiles import block_rows, common_alignment, most_blocks
 
@@ -24,10 +32,12 @@ from engine_patch.kernels.tiles import block_rows, common_alignment, most_blocks
 class Step:
     """A step's blocks, on the host and the device, in tensors that stay: compiled code and graphs hold them."""
 
-    def __init__(self, max_tokens: int, max_adapters: int, device: torch.device | str) -> None:
+    def __init__(self, max_tokens: int, max_adapters: int, max_rank: int, device: torch.device | str) -> None:
+        self._max_rank = max_rank
+        most = most_blocks(max_tokens, max_adapters, max_rank, is_invariant())
         self._counts = np.zeros(4, dtype=np.int32)
         self.counts = torch.from_numpy(self._counts)
-        self.blocks = torch.zeros(1 + most_blocks(max_tokens, max_adapters), 4, dtype=torch.int32, device=device)
+        self.blocks = torch.zeros(1 + most, 4, dtype=torch.int32, device=device)
         self.tokens = torch.zeros(max_tokens, dtype=torch.int32, device=device)
 
     def set(self, runs: Runs, places: Mapping[int, Place]) -> None:
@@ -40,7 +50,7 @@ class Step:
         self._counts[:] = 0
         if not places:
             return
-        found = cut(runs, places, block_rows(int(runs.counts.sum()), bool(envs.VLLM_BATCH_INVARIANT)))
+        found = cut(runs, places, block_rows(int(runs.counts.sum()), self._max_rank, is_invariant()))
         self._counts[[ADAPTED, ALL]] = found.adapted, len(found.blocks)
         self._counts[LINEAR] = any(place.linear for place in places.values())
         self._counts[STREAMS] = any(place.streams for place in places.values())
@@ -66,7 +76,7 @@ class PoolPunicaWrapper(PunicaWrapperGPU):  # type: ignore[misc]
         self, max_num_batched_tokens: int, max_batches: int, device: torch.device | str, **kwargs: Any
     ) -> None:
         super().__init__(max_num_batched_tokens, max_batches, device, **kwargs)
-        self.step = Step(max_num_batched_tokens, self.lora_config.max_loras, device)
+        self.step = Step(max_num_batched_tokens, self.lora_config.max_loras, self.lora_config.max_lora_rank, device)
 
     def begin_step(self, runs: Runs, places: Mapping[int, Place]) -> None:
         """See `Step.set`."""

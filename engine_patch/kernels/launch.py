@@ -1,15 +1,13 @@
 """Launches of a Triton kernel that cost the host little.
 
 `kernel[grid](...)` works out at every launch which compiled variant its arguments need, which takes longer than everything else
-that Python does for a launch. A layer's arguments need the same variant in every step, so it is looked up by the few
-things that Triton specialises on.
+that Python does for a launch. Here the caller names the variant.
 """
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any
-
-import torch
 
 
 class Launcher:
@@ -17,33 +15,30 @@ class Launcher:
 
     def __init__(self, kernel: Any) -> None:
         self._kernel = kernel
-        self._compiled: dict[tuple[Any, ...], Any] = {}
+        self._compiled: dict[Hashable, Any] = {}
 
     def __call__(
-        self, grid: tuple[int, ...], arguments: tuple[Any, ...], constants: dict[str, Any], **options: int
+        self,
+        grid: tuple[int, int, int],
+        variant: Hashable,
+        arguments: tuple[Any, ...],
+        constants: tuple[Any, ...],
+        warps: int,
     ) -> None:
         """Queue the kernel.
 
         Args:
-            grid: its programs, in up to three dimensions.
+            grid: its programs.
+            variant: equal only where Triton specialises on equal things: dtypes, whether pointers are aligned, numbers that it
+                is not told to leave alone, and constants.
             arguments: what precedes the constants, in order.
-            constants: by name, in order.
-            options: Triton's `num_warps` and `num_stages`.
+            constants: in order.
+            warps: of a program.
         """
-        key = (*map(_variant, arguments), *constants.values(), *options.values())
-        compiled = self._compiled.get(key)
+        compiled = self._compiled.get(variant)
         if compiled is not None:
-            compiled[(*grid, 1, 1)[:3]](*arguments, *constants.values())
+            compiled[grid](*arguments, *constants)
             return
-        compiled = self._kernel[grid](*arguments, **constants, **options)
+        compiled = self._kernel[grid](*arguments, *constants, num_warps=warps)
         if compiled is not None:  # Triton's interpreter compiles nothing
-            self._compiled[key] = compiled
-
-
-def _variant(argument: Any) -> Any:
-    """At least as fine as what Triton tells apart: of a number whether it is 1, divisible by 16, or beyond 32 bits."""
-    if isinstance(argument, torch.Tensor):
-        return argument.dtype, argument.data_ptr() % 16 == 0
-    if isinstance(argument, int):
-        return argument == 1, argument % 16 == 0, argument >= 2**31
-    return argument
+            self._compiled[variant] = compiled

@@ -5,13 +5,14 @@ Only a CUDA engine imports this module: it registers the ops in vLLM's library.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
 from vllm import envs
 from vllm.utils.torch_utils import direct_register_custom_op
 
-from engine_patch.kernels.tiles import RANK_UNIT, choose_splits, choose_tiles, common_alignment, most_blocks
+from engine_patch.kernels.tiles import common_alignment, most_blocks, plan
 from engine_patch.kernels.triton_lora import Grid, Weights, expand, shrink
 from engine_patch.kernels.triton_mlp import silu_and_mul, silu_and_mul_adapted
 
@@ -45,9 +46,10 @@ def _add_lora(
         max_width: no width in `slices` is larger.
         alignment: a power of two that divides all starts and widths in `slices`.
     """
-    if step[0][LINEAR]:
-        work = _Work(x, Weights(pool, table, slices), step, max_adapters, max_rank)
-        expand(y, work.shrink(x, None), work.weights, work.grid(ADAPTED), work.tiles, max_width, alignment)
+    counts = step[0].tolist()
+    if counts[LINEAR]:
+        work = _Work(x, None, Weights(pool, table, slices), step, counts, max_adapters, max_rank)
+        expand(y, work.shrunk, work.weights, work.adapted, work.tiles, max_width, alignment)
 
 
 def _add_intervention(
@@ -67,15 +69,17 @@ def _add_intervention(
         residual: `[num_tokens, width]`, of the same dtype.
         slices: `[[0, width]]`.
     """
-    if not step[0][STREAMS]:
+    counts = step[0].tolist()
+    if not counts[STREAMS]:
         return
     assert residual.shape == hidden.shape
     assert residual.dtype == hidden.dtype
     assert residual.stride(1) == 1
     assert slices.size(0) == 1
-    work, width = _Work(hidden, Weights(pool, table, slices), step, max_adapters, max_rank), hidden.size(1)
-    shrunk = work.shrink(hidden, residual)  # which has read hidden before expand writes it
-    expand(hidden, shrunk, work.weights, work.grid(ADAPTED), work.tiles, width, common_alignment(width))
+    width = hidden.size(1)
+    # Shrink has read hidden before expand writes it.
+    work = _Work(hidden, residual, Weights(pool, table, slices), step, counts, max_adapters, max_rank)
+    expand(hidden, work.shrunk, work.weights, work.adapted, work.tiles, width, common_alignment(width))
 
 
 def _add_lora_silu_and_mul(
@@ -100,45 +104,49 @@ def _add_lora_silu_and_mul(
     assert gate_up.stride(1) == 1
     if num_tokens == 0:
         return out
-    if not step[0][LINEAR]:
+    counts = step[0].tolist()
+    if not counts[LINEAR]:
         silu_and_mul(out, gate_up)
         return out
-    work = _Work(x, Weights(pool, table, slices), step, max_adapters, max_rank)
-    silu_and_mul_adapted(out, gate_up, work.shrink(x, None), work.weights, work.grid(ALL), work.tiles)
+    work = _Work(x, None, Weights(pool, table, slices), step, counts, max_adapters, max_rank)
+    silu_and_mul_adapted(out, gate_up, work.shrunk, work.weights, work.all, work.tiles)
     return out
 
 
 class _Work:
-    """What the kernels of one call share."""
+    """The first kernel, and what the second needs."""
 
     def __init__(
-        self, x: torch.Tensor, weights: Weights, step: list[torch.Tensor], max_adapters: int, max_rank: int
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        weights: Weights,
+        step: list[torch.Tensor],
+        counts: list[int],
+        max_adapters: int,
+        max_rank: int,
     ) -> None:
         assert x.dtype == weights.pool.dtype
         assert x.stride(1) == weights.table.stride(2) == 1
         assert weights.table.stride(1) == 4
-        assert weights.slices.is_contiguous()
-        self.weights = weights
-        self._counts, self._blocks, self._tokens = step
-        self._is_invariant = bool(envs.VLLM_BATCH_INVARIANT)
-        self.tiles = choose_tiles(x.size(0), max_rank, x.dtype == torch.float32, self._is_invariant)
-        self._padded_rank = -(-max_rank // RANK_UNIT) * RANK_UNIT
-        # A captured graph is replayed for other steps of its size.
-        capturing = x.is_cuda and torch.cuda.is_current_stream_capturing()
-        self._most = most_blocks(x.size(0), max_adapters) if capturing else None
+        (num_tokens, in_features), n_slices = x.shape, weights.slices.size(0)
+        _, blocks, tokens = step
+        adapted, all_blocks = counts[ADAPTED], counts[ALL]
+        if x.is_cuda and torch.cuda.is_current_stream_capturing():  # a graph is replayed for other steps of its size
+            adapted = all_blocks = most_blocks(num_tokens, max_adapters, max_rank, is_invariant())
+        self.weights, self.adapted, self.all = weights, Grid(blocks, tokens, adapted), Grid(blocks, tokens, all_blocks)
+        planned = plan(num_tokens, in_features, n_slices, max_rank, x.dtype == torch.float32, is_invariant())
+        self.tiles = planned.tiles
+        # Not zeroed: shrink writes every element that the second kernel reads.
+        shape = planned.splits, n_slices, num_tokens, planned.padded_rank
+        self.shrunk = torch.empty(shape, dtype=torch.float32, device=x.device)
+        shrink(self.shrunk, x, residual, weights, self.adapted, self.tiles)
 
-    def grid(self, which: int) -> Grid:
-        """The adapted blocks, or all."""
-        return Grid(self._blocks, self._tokens, int(self._counts[which]) if self._most is None else self._most)
 
-    def shrink(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
-        """`[splits, n_slices, num_tokens, padded_rank]`; only what expand reads has been written."""
-        (num_tokens, in_features), n_slices = x.shape, self.weights.slices.size(0)
-        splits = choose_splits(num_tokens, in_features, n_slices, self._is_invariant)
-        shape = splits, n_slices, num_tokens, self._padded_rank
-        shrunk = torch.empty(shape, dtype=torch.float32, device=x.device)
-        shrink(shrunk, x, residual, self.weights, self.grid(ADAPTED), self.tiles)
-        return shrunk
+@cache
+def is_invariant() -> bool:
+    """vLLM's batch invariance, which is set before an engine starts."""
+    return bool(envs.VLLM_BATCH_INVARIANT)
 
 
 def _fake(*args: Any) -> None:

@@ -29,6 +29,10 @@ class Runs(NamedTuple):
         return cls(np.array(mapping, dtype=np.int64), np.ones(len(mapping), dtype=np.int64))
 
 
+NO_RUNS = Runs(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
+"""Of a step without adapted tokens, which nobody asks for its other tokens."""
+
+
 class Place(NamedTuple):
     """Where an adapter is on the device."""
 

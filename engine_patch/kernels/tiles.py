@@ -14,8 +14,11 @@ from functools import lru_cache
 SMALL_STEP = 512
 """Steps of at most so many tokens get low tiles: those that vLLM replays as CUDA graphs."""
 
-FEWEST_ROWS, MOST_ROWS = 16, 64
-"""Tokens in a block."""
+FEWEST_ROWS = 16
+"""Tokens in a block of a small step."""
+
+TALL_FROM_RANK = 32
+"""From this rank on blocks are taller: then reading B again for each block costs more than what lower blocks hide."""
 
 RANK_UNIT = 16
 """What shrink computes is stored in so many ranks at a time, zeros from an adapter's rank on."""
@@ -24,9 +27,9 @@ WIDEST_ACCESS = 16
 """Elements; knowing that columns are divisible by more would not make any access wider."""
 
 LARGEST_RANK_TILE = 64
-PROGRAMS = 1024
-"""Shrink shares out its sums until it has so many programs: some for each multiprocessor of a large GPU."""
-MOST_SPLITS = 8
+SHRINK_PROGRAMS, EXPAND_PROGRAMS = 384, 1056
+"""So many keep a large GPU busy: to have them shrink shares out its sums; with more, expand gives each program several tiles."""
+MOST_SPLITS, LONGEST_RUN = 8, 8
 LEAST_SPLIT = 256
 """Splitting a sum into parts shorter than this costs more than it brings."""
 
@@ -40,7 +43,8 @@ class Tiles:
         rank: ranks in a tile; larger ranks are looped over.
         depth: elements of `in_features` that shrink multiplies at once.
         width: output columns in a tile of expand.
-        shrink_warps, shrink_stages, expand_warps, expand_stages: Triton's launch options.
+        shrink_warps, expand_warps: of a program.
+        shrink_stages, expand_stages: tiles that are loaded ahead.
     """
 
     rows: int
@@ -63,44 +67,71 @@ def common_alignment(*widths: int) -> int:
     return math.gcd(WIDEST_ACCESS, *widths)
 
 
-def block_rows(num_tokens: int, is_invariant: bool = False) -> int:
+def block_rows(num_tokens: int, max_rank: int, is_invariant: bool = False) -> int:
     """Tokens in a block of a step. It never falls with `num_tokens`, so the padded step of a graph has no lower tiles."""
-    return MOST_ROWS if is_invariant or num_tokens > SMALL_STEP else FEWEST_ROWS
+    if num_tokens <= SMALL_STEP and not is_invariant:
+        return FEWEST_ROWS
+    return 64 if max_rank >= TALL_FROM_RANK else 32
 
 
-def most_blocks(num_tokens: int, num_adapters: int) -> int:
+def most_blocks(num_tokens: int, num_adapters: int, max_rank: int, is_invariant: bool = False) -> int:
     """No step of so many tokens, some of which may be padding, has more blocks, however they are spread over adapters."""
-    whole = max(num_tokens // block_rows(num_tokens), min(num_tokens, SMALL_STEP) // FEWEST_ROWS)
-    return whole + min(num_tokens, num_adapters + 1)
+    small, rows = min(num_tokens, SMALL_STEP), block_rows(num_tokens, max_rank, is_invariant)
+    return max(num_tokens // rows, small // block_rows(small, max_rank, is_invariant)) + min(
+        num_tokens, num_adapters + 1
+    )
 
 
-def choose_splits(num_tokens: int, in_features: int, n_slices: int, is_invariant: bool = False) -> int:
-    """Among how many programs to share a sum over `in_features`.
+def choose_run(max_width: int, tile: int, programs: int) -> tuple[int, int]:
+    """Among how many programs to share the columns of a block, and how many tiles each of them then computes.
 
-    With `is_invariant` (vLLM's batch invariance) none is shared, so that a token's result does not depend on its company.
+    Args:
+        max_width: columns of the widest slice.
+        tile: columns of a tile.
+        programs: blocks times slices.
     """
-    if is_invariant:
-        return 1
-    programs = max(1, num_tokens // block_rows(num_tokens)) * n_slices
+    tiles = -(-max_width // tile)
+    run = max(1, min(LONGEST_RUN, tiles, programs * tiles // EXPAND_PROGRAMS))
+    return -(-tiles // run), run
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to compute one layer in a step."""
+
+    tiles: Tiles
+    splits: int
+    """Among how many programs shrink shares a sum over `in_features`."""
+    padded_rank: int
+
+
+@lru_cache(maxsize=4096)
+def plan(
+    num_tokens: int, in_features: int, n_slices: int, max_rank: int, is_float32: bool, is_invariant: bool = False
+) -> Plan:
+    """The plan for a step of `num_tokens` tokens, all of them with their padding.
+
+    There are two different tiles for an engine, since Triton compiles the kernels for each. With `is_invariant` (vLLM's batch
+    invariance) there is one, and no sum is shared, so that a token's result does not depend on its company.
+    """
+    tiles = choose_tiles(block_rows(num_tokens, max_rank, is_invariant), max_rank, is_float32)
+    splits = 1 if is_invariant else choose_splits(max(1, num_tokens // tiles.rows) * n_slices, in_features)
+    return Plan(tiles, splits, -(-max_rank // RANK_UNIT) * RANK_UNIT)
+
+
+def choose_splits(programs: int, in_features: int) -> int:
+    """Among how many programs each of `programs` shares its sum."""
     splits = 1
-    while splits < MOST_SPLITS and programs * splits < PROGRAMS and in_features >= 2 * splits * LEAST_SPLIT:
+    while splits < MOST_SPLITS and programs * splits < SHRINK_PROGRAMS and in_features >= 2 * splits * LEAST_SPLIT:
         splits *= 2
     return splits
 
 
-def choose_tiles(num_tokens: int, max_rank: int, is_float32: bool, is_invariant: bool = False) -> Tiles:
-    """The tiles for a step of `num_tokens` tokens, all of them with their padding.
-
-    There are two different answers for an engine, since Triton compiles the kernels for each; with `is_invariant` there is one.
-    """
-    return _tiles(block_rows(num_tokens, is_invariant), max_rank, is_float32)
-
-
-@lru_cache
-def _tiles(rows: int, max_rank: int, is_float32: bool) -> Tiles:
+def choose_tiles(rows: int, max_rank: int, is_float32: bool) -> Tiles:
+    """Measured on an H200 (`tests/benchmarks/bench_lora_kernels.py`)."""
     rank = min(LARGEST_RANK_TILE, max(16, power_of_two(max_rank)))
     if is_float32:  # without tensor cores; operands are held in registers
-        return Tiles(rows, min(32, rank), 32, 64, 4, 2, 4, 2)
-    if rows > FEWEST_ROWS:
-        return Tiles(rows, rank, 64, 128, 4, 4, 8, 2)
-    return Tiles(rows, rank, 128, 128, 4, 3, 4, 2)
+        return Tiles(rows, min(32, rank), 32, 64, 4, 2, 4, 1)
+    if rows == FEWEST_ROWS:
+        return Tiles(rows, rank, 128, 128, 4, 3, 4, 2)
+    return Tiles(rows, rank, 64, 128, 4, 4, 4, 3)

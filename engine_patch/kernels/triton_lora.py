@@ -10,52 +10,40 @@ stores its part, and expand adds the parts in order.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
 from engine_patch.kernels.launch import Launcher
-from engine_patch.kernels.tiles import RANK_UNIT, Tiles
+from engine_patch.kernels.tiles import RANK_UNIT, Tiles, choose_run
 from engine_patch.store.layout import PAGE_BYTES
 
 UNIT = tl.constexpr(RANK_UNIT)  # what a kernel may read of a module
+ALIGNED = 16  # bytes
 
 
-@dataclass(frozen=True)
-class Weights:
-    """The adapters of one layer.
-
-    Attributes:
-        pool: `[num_elements]`.
-        table: int64 `[kinds, n_slices, 4]`, a view with strides.
-        slices: int32 `[n_slices, 2]`: first column and width.
-    """
+class Weights(NamedTuple):
+    """The adapters of one layer."""
 
     pool: torch.Tensor
+    """`[num_elements]`."""
     table: torch.Tensor
+    """int64 `[kinds, n_slices, 4]`, a view with strides."""
     slices: torch.Tensor
-
-    @property
-    def page(self) -> int:
-        """Elements of a page."""
-        return PAGE_BYTES // self.pool.element_size()
+    """int32 `[n_slices, 2]`: first column and width."""
 
 
-@dataclass(frozen=True)
-class Grid:
-    """A step's blocks on the device.
-
-    Attributes:
-        blocks: int32 `[1 + most, 4]`: the number of adapted blocks, of all, and two zeros; then `step.Blocks.blocks`.
-        tokens: int32 `[most]`: `step.Blocks.tokens`.
-        launched: blocks to launch programs for; those that the step does not have end at once.
-    """
+class Grid(NamedTuple):
+    """A step's blocks on the device."""
 
     blocks: torch.Tensor
+    """int32 `[1 + most, 4]`: the number of adapted blocks, of all, and two zeros; then `step.Blocks.blocks`."""
     tokens: torch.Tensor
+    """int32 `[most]`: `step.Blocks.tokens`."""
     launched: int
+    """Blocks to launch programs for; those that the step does not have end at once."""
 
 
 @triton.jit
@@ -89,6 +77,7 @@ def _shrink_kernel(
     ROWS: tl.constexpr,
     RANK: tl.constexpr,
     DEPTH: tl.constexpr,
+    STAGES: tl.constexpr,
 ) -> None:
     """`shrunk[split, slice, token, :padded rank] = scale * x[token, part] @ A[:, part].T`, a part of `in_features` a split.
 
@@ -121,7 +110,7 @@ def _shrink_kernel(
     for first_rank in range(0, rank, RANK):
         r = first_rank + tl.arange(0, RANK)
         total = tl.zeros((ROWS, RANK), dtype=tl.float32)
-        for step in range(steps):
+        for step in tl.range(0, steps, num_stages=STAGES):
             k = (split * steps + step) * DEPTH + tl.arange(0, DEPTH)
             x_mask = is_row[:, None] & (k < in_features)[None, :]
             x_tile = tl.load(x_rows + k[None, :], mask=x_mask, other=0.0)
@@ -138,8 +127,7 @@ def _shrink_kernel(
 
 
 @triton.jit
-def expand_tile(
-    total: tl.tensor,
+def load_shrunk(
     shrunk: tl.tensor,
     token: tl.tensor,
     is_row: tl.tensor,
@@ -148,29 +136,30 @@ def expand_tile(
     n_slices: tl.tensor,
     splits: tl.tensor,
     rank_stride: tl.tensor,
-    b: tl.tensor,
     rank: tl.tensor,
-    width: tl.tensor,
-    column: tl.tensor,
-    RANK: tl.constexpr,
+    r: tl.tensor,
 ) -> tl.tensor:
-    """`total + (sum over splits of shrunk[split, slice, token, :rank]) @ B.T[:, column]`, `[ROWS, WIDTH]`."""
-    is_column = column < width
-    for first_rank in range(0, rank, RANK):
-        r = first_rank + tl.arange(0, RANK)
-        h_mask = is_row[:, None] & (r < tl.cdiv(rank, UNIT) * UNIT)[None, :]
-        h_tile = shrunk + (slice_id.to(tl.int64) * num_tokens + token[:, None]) * rank_stride + r[None, :]
-        h = tl.load(h_tile, mask=h_mask, other=0.0)
-        for _ in range(1, splits):
-            h_tile += num_tokens.to(tl.int64) * n_slices * rank_stride
-            h += tl.load(h_tile, mask=h_mask, other=0.0)
-        b_mask = (r < rank)[:, None] & is_column[None, :]
-        b_tile = tl.load(b + r[:, None] * width + column[None, :], mask=b_mask, other=0.0)
-        total = tl.dot(h.to(b_tile.dtype), b_tile, total, input_precision="ieee")
+    """The sum over splits of `shrunk[split, slice, token, r]`, `[ROWS, RANK]`."""
+    mask = is_row[:, None] & (r < tl.cdiv(rank, UNIT) * UNIT)[None, :]
+    tile = shrunk + (slice_id.to(tl.int64) * num_tokens + token[:, None]) * rank_stride + r[None, :]
+    total = tl.load(tile, mask=mask, other=0.0)
+    for _ in range(1, splits):
+        tile += num_tokens.to(tl.int64) * n_slices * rank_stride
+        total += tl.load(tile, mask=mask, other=0.0)
     return total
 
 
-@triton.jit(do_not_specialize=["num_tokens", "n_slices", "splits", "width_blocks"])
+@triton.jit
+def times_b(
+    h: tl.tensor, b: tl.tensor, rank: tl.tensor, width: tl.tensor, r: tl.tensor, column: tl.tensor, total: tl.tensor
+) -> tl.tensor:
+    """`total + h @ B.T[r, column]`; h is `[ROWS, RANK]`."""
+    mask = (r < rank)[:, None] & (column < width)[None, :]
+    b_tile = tl.load(b + r[:, None] * width + column[None, :], mask=mask, other=0.0)
+    return tl.dot(h.to(b_tile.dtype), b_tile, total, input_precision="ieee")
+
+
+@triton.jit(do_not_specialize=["num_tokens", "n_slices", "splits", "runs", "run"])
 def _expand_kernel(
     y: tl.tensor,
     y_stride: tl.tensor,
@@ -185,23 +174,29 @@ def _expand_kernel(
     slices: tl.tensor,
     blocks: tl.tensor,
     tokens: tl.tensor,
-    width_blocks: tl.tensor,
+    runs: tl.tensor,
+    run: tl.tensor,
     PAGE: tl.constexpr,
     ROWS: tl.constexpr,
     RANK: tl.constexpr,
+    SINGLE: tl.constexpr,
     WIDTH: tl.constexpr,
     ALIGNMENT: tl.constexpr,
+    STAGES: tl.constexpr,
 ) -> None:
-    """`y[token, columns] += (sum over splits of shrunk[split, slice, token, :rank]) @ B.T[:, columns]`."""
-    part = tl.program_id(0) % (n_slices * width_blocks)
-    slice_id = part // width_blocks
-    first_column = part % width_blocks * WIDTH
+    """`y[token, columns] += (sum over splits of shrunk[split, slice, token, :rank]) @ B.T[:, columns]`, `run` tiles a program.
+
+    SINGLE: no rank is larger than a tile of ranks; then what shrink computed stays in registers over all columns.
+    """
+    part = tl.program_id(0) % (n_slices * runs)
+    slice_id = part // runs
+    first_column = part % runs * run * WIDTH
 
     # ALIGNMENT is a promise of the caller: without it, columns would be read and written one by one.
     width = tl.multiple_of(tl.load(slices + slice_id * 2 + 1), ALIGNMENT)
     if first_column >= width:
         return
-    first, left, kind, page = find_block(blocks, tl.program_id(0) // (n_slices * width_blocks), tl.load(blocks))
+    first, left, kind, page = find_block(blocks, tl.program_id(0) // (n_slices * runs), tl.load(blocks))
     if left == 0:
         return
     entry = table + kind.to(tl.int64) * kind_stride + slice_id * 4
@@ -213,97 +208,80 @@ def _expand_kernel(
     row = tl.arange(0, ROWS)
     is_row = row < left
     token = tl.load(tokens + first + row, mask=is_row, other=0).to(tl.int64)
-    column = first_column + tl.arange(0, WIDTH)
-    y_start = tl.multiple_of(tl.load(slices + slice_id * 2), ALIGNMENT)
-    y_tile = y + token[:, None] * y_stride + (y_start + column)[None, :]
-    y_mask = is_row[:, None] & (column < width)[None, :]
-    before = tl.load(y_tile, mask=y_mask, other=0.0)  # early, to be under way while the product is computed
-
-    total = tl.zeros((ROWS, WIDTH), dtype=tl.float32)
-    total = expand_tile(
-        total, shrunk, token, is_row, slice_id, num_tokens, n_slices, splits, rank_stride, b, rank, width, column, RANK
-    )
-    tl.store(y_tile, (before.to(tl.float32) + total).to(y.dtype.element_ty), mask=y_mask)
+    y_rows = y + token[:, None] * y_stride + tl.multiple_of(tl.load(slices + slice_id * 2), ALIGNMENT)
+    if SINGLE:
+        r = tl.arange(0, RANK)
+        h = load_shrunk(shrunk, token, is_row, slice_id, num_tokens, n_slices, splits, rank_stride, rank, r)
+        for tile in tl.range(0, run, num_stages=STAGES):
+            column = first_column + tile * WIDTH + tl.arange(0, WIDTH)
+            mask = is_row[:, None] & (column < width)[None, :]
+            before = tl.load(y_rows + column[None, :], mask=mask, other=0.0)
+            total = times_b(h, b, rank, width, r, column, before.to(tl.float32))
+            tl.store(y_rows + column[None, :], total.to(y.dtype.element_ty), mask=mask)
+    else:
+        for tile in range(run):
+            column = first_column + tile * WIDTH + tl.arange(0, WIDTH)
+            mask = is_row[:, None] & (column < width)[None, :]
+            total = tl.load(y_rows + column[None, :], mask=mask, other=0.0).to(tl.float32)
+            for first_rank in range(0, rank, RANK):
+                r = first_rank + tl.arange(0, RANK)
+                h = load_shrunk(shrunk, token, is_row, slice_id, num_tokens, n_slices, splits, rank_stride, rank, r)
+                total = times_b(h, b, rank, width, r, column, total)
+            tl.store(y_rows + column[None, :], total.to(y.dtype.element_ty), mask=mask)
 
 
 _launch_shrink, _launch_expand = Launcher(_shrink_kernel), Launcher(_expand_kernel)
 
 
+def page_elements(pool: torch.Tensor) -> int:
+    """Elements of a page."""
+    return PAGE_BYTES // pool.element_size()
+
+
 def shrink(
-    shrunk: torch.Tensor,
-    x: torch.Tensor,
-    residual: torch.Tensor | None,
-    weights: Weights,
-    grid: Grid,
-    tiles: Tiles,
+    shrunk: torch.Tensor, x: torch.Tensor, residual: torch.Tensor | None, weights: Weights, grid: Grid, tiles: Tiles
 ) -> None:
     """Fill, of `shrunk`, what expand reads: float32 `[splits, n_slices, num_tokens, padded_rank]`.
 
     `padded_rank` is the largest rank, rounded up to a multiple of RANK_UNIT. `residual` makes interventions of the adapters.
     """
     splits, n_slices, num_tokens, padded_rank = shrunk.shape
+    x_stride, in_features, kind_stride = x.stride(0), x.size(1), weights.table.stride(0)
+    residual_stride = None if residual is None else residual.stride(0)
+    aligned = x.data_ptr() % ALIGNED, residual is None or residual.data_ptr() % ALIGNED
     _launch_shrink(
-        (grid.launched * n_slices * splits,),
+        (grid.launched * n_slices * splits, 1, 1),
+        (x.dtype, aligned, x_stride, residual_stride, in_features, kind_stride, padded_rank, tiles),
         (
-            x,
-            x.stride(0),
-            residual,
-            None if residual is None else residual.stride(0),
-            x.size(1),
-            weights.pool,
-            weights.table,
-            weights.table.stride(0),
-            grid.blocks,
-            grid.tokens,
-            shrunk,
-            num_tokens,
-            n_slices,
-            splits,
-            padded_rank,
+            *(x, x_stride, residual, residual_stride, in_features),
+            *(weights.pool, weights.table, kind_stride),
+            *(grid.blocks, grid.tokens),
+            *(shrunk, num_tokens, n_slices, splits, padded_rank),
         ),
-        {"PAGE": weights.page, "ROWS": tiles.rows, "RANK": tiles.rank, "DEPTH": tiles.depth},
-        num_warps=tiles.shrink_warps,
-        num_stages=tiles.shrink_stages,
+        (page_elements(weights.pool), tiles.rows, tiles.rank, tiles.depth, tiles.shrink_stages),
+        tiles.shrink_warps,
     )
 
 
 def expand(
-    y: torch.Tensor,
-    shrunk: torch.Tensor,
-    weights: Weights,
-    grid: Grid,
-    tiles: Tiles,
-    max_width: int,
-    alignment: int,
+    y: torch.Tensor, shrunk: torch.Tensor, weights: Weights, grid: Grid, tiles: Tiles, max_width: int, alignment: int
 ) -> None:
     """Add to y, `[num_tokens, sum of widths]`, in place; `shrunk` comes from `shrink` with the same tiles."""
     splits, n_slices, num_tokens, padded_rank = shrunk.shape
-    width_blocks = triton.cdiv(max_width, tiles.width)
+    y_stride, kind_stride = y.stride(0), weights.table.stride(0)
+    runs, run = choose_run(max_width, tiles.width, grid.launched * n_slices)
     _launch_expand(
-        (grid.launched * n_slices * width_blocks,),
+        (grid.launched * n_slices * runs, 1, 1),
+        (y.dtype, y.data_ptr() % ALIGNED, y_stride, kind_stride, padded_rank, tiles, alignment),
         (
-            y,
-            y.stride(0),
-            shrunk,
-            num_tokens,
-            n_slices,
-            splits,
-            padded_rank,
-            weights.pool,
-            weights.table,
-            weights.table.stride(0),
-            weights.slices,
-            grid.blocks,
-            grid.tokens,
-            width_blocks,
+            *(y, y_stride),
+            *(shrunk, num_tokens, n_slices, splits, padded_rank),
+            *(weights.pool, weights.table, kind_stride, weights.slices),
+            *(grid.blocks, grid.tokens, runs, run),
         ),
-        {
-            "PAGE": weights.page,
-            "ROWS": tiles.rows,
-            "RANK": tiles.rank,
-            "WIDTH": tiles.width,
-            "ALIGNMENT": alignment,
-        },
-        num_warps=tiles.expand_warps,
-        num_stages=tiles.expand_stages,
+        (
+            *(page_elements(weights.pool), tiles.rows, tiles.rank, padded_rank <= tiles.rank),
+            *(tiles.width, alignment, tiles.expand_stages),
+        ),
+        tiles.expand_warps,
     )

@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 
 from engine_patch.kernels.launch import Launcher
-from engine_patch.kernels.tiles import Tiles
-from engine_patch.kernels.triton_lora import Grid, Weights, expand_tile, find_block
+from engine_patch.kernels.tiles import Tiles, choose_run
+from engine_patch.kernels.triton_lora import ALIGNED, Grid, Weights, find_block, load_shrunk, page_elements, times_b
 
 PLAIN_WIDTH = 1024
 
@@ -21,6 +21,14 @@ PLAIN_WIDTH = 1024
 def silu_and_mul_tile(gate: tl.tensor, up: tl.tensor) -> tl.tensor:
     """In float32, as Inductor compiles the base model's activation."""
     return gate * tl.sigmoid(gate) * up
+
+
+@triton.jit
+def store_rounded(tile: tl.tensor, gate: tl.tensor, up: tl.tensor, mask: tl.tensor) -> None:
+    """The activation of gate and up, each rounded to the dtype that it would be stored in."""
+    dtype = tile.dtype.element_ty
+    gate, up = gate.to(dtype).to(tl.float32), up.to(dtype).to(tl.float32)
+    tl.store(tile, silu_and_mul_tile(gate, up).to(dtype), mask=mask)
 
 
 @triton.jit
@@ -35,7 +43,7 @@ def _plain_kernel(
     tl.store(out + row * width + column, silu_and_mul_tile(gate, up).to(out.dtype.element_ty), mask=mask)
 
 
-@triton.jit(do_not_specialize=["num_tokens", "splits", "width_blocks"])
+@triton.jit(do_not_specialize=["num_tokens", "splits", "runs", "run"])
 def _adapted_kernel(
     out: tl.tensor,
     gate_up: tl.tensor,
@@ -50,14 +58,17 @@ def _adapted_kernel(
     kind_stride: tl.tensor,
     blocks: tl.tensor,
     tokens: tl.tensor,
-    width_blocks: tl.tensor,
+    runs: tl.tensor,
+    run: tl.tensor,
     PAGE: tl.constexpr,
     ROWS: tl.constexpr,
     RANK: tl.constexpr,
+    SINGLE: tl.constexpr,
     WIDTH: tl.constexpr,
+    STAGES: tl.constexpr,
 ) -> None:
     """`silu(gate + ...) * (up + ...)` for blocks with and without an adapter; both sums are rounded as y of expand is."""
-    first, left, kind, page = find_block(blocks, tl.program_id(0) // width_blocks, tl.load(blocks + 1))
+    first, left, kind, page = find_block(blocks, tl.program_id(0) // runs, tl.load(blocks + 1))
     if left == 0:
         return
     is_adapted = kind >= 0
@@ -71,51 +82,36 @@ def _adapted_kernel(
     row = tl.arange(0, ROWS)
     is_row = row < left
     token = tl.load(tokens + first + row, mask=is_row, other=0).to(tl.int64)
-    column = tl.program_id(0) % width_blocks * WIDTH + tl.arange(0, WIDTH)
-    mask = is_row[:, None] & (column < width)[None, :]
-    gate_tile = gate_up + token[:, None] * row_stride + column[None, :]
-    gate = tl.load(gate_tile, mask=mask, other=0.0)
-    up = tl.load(gate_tile + width, mask=mask, other=0.0)
-
-    zeros = tl.zeros((ROWS, WIDTH), dtype=tl.float32)
+    rows, out_rows = gate_up + token[:, None] * row_stride, out + token[:, None] * width
+    first_column = tl.program_id(0) % runs * run * WIDTH
     gate_id = tl.program_id(0) * 0
-    gate_delta = expand_tile(
-        zeros,
-        shrunk,
-        token,
-        is_row,
-        gate_id,
-        num_tokens,
-        2,
-        splits,
-        rank_stride,
-        gate_b,
-        gate_rank,
-        width,
-        column,
-        RANK,
-    )
-    up_delta = expand_tile(
-        zeros,
-        shrunk,
-        token,
-        is_row,
-        gate_id + 1,
-        num_tokens,
-        2,
-        splits,
-        rank_stride,
-        up_b,
-        up_rank,
-        width,
-        column,
-        RANK,
-    )
-    gate = (gate.to(tl.float32) + gate_delta).to(out.dtype.element_ty).to(tl.float32)
-    up = (up.to(tl.float32) + up_delta).to(out.dtype.element_ty).to(tl.float32)
-    tl.store(
-        out + token[:, None] * width + column[None, :], silu_and_mul_tile(gate, up).to(out.dtype.element_ty), mask=mask
-    )
+    if SINGLE:
+        r = tl.arange(0, RANK)
+        gate_h = load_shrunk(shrunk, token, is_row, gate_id, num_tokens, 2, splits, rank_stride, gate_rank, r)
+        up_h = load_shrunk(shrunk, token, is_row, gate_id + 1, num_tokens, 2, splits, rank_stride, up_rank, r)
+        for tile in tl.range(0, run, num_stages=STAGES):
+            column = first_column + tile * WIDTH + tl.arange(0, WIDTH)
+            mask = is_row[:, None] & (column < width)[None, :]
+            gate = tl.load(rows + column[None, :], mask=mask, other=0.0).to(tl.float32)
+            up = tl.load(rows + width + column[None, :], mask=mask, other=0.0).to(tl.float32)
+            gate = times_b(gate_h, gate_b, gate_rank, width, r, column, gate)
+            up = times_b(up_h, up_b, up_rank, width, r, column, up)
+            store_rounded(out_rows + column[None, :], gate, up, mask)
+    else:
+        for tile in range(run):
+            column = first_column + tile * WIDTH + tl.arange(0, WIDTH)
+            mask = is_row[:, None] & (column < width)[None, :]
+            gate = tl.load(rows + column[None, :], mask=mask, other=0.0).to(tl.float32)
+            up = tl.load(rows + width + column[None, :], mask=mask, other=0.0).to(tl.float32)
+            for first_rank in range(0, gate_rank, RANK):
+                r = first_rank + tl.arange(0, RANK)
+                h = load_shrunk(shrunk, token, is_row, gate_id, num_tokens, 2, splits, rank_stride, gate_rank, r)
+                gate = times_b(h, gate_b, gate_rank, width, r, column, gate)
+            for first_rank in range(0, up_rank, RANK):
+                r = first_rank + tl.arange(0, RANK)
+                h = load_shrunk(shrunk, token, is_row, gate_id + 1, num_tokens, 2, splits, rank_stride, up_rank, r)
+                up = times_b(h, up_b, up_rank, width, r, column, up)
+            store_rounded(out_rows + column[None, :], gate, up, mask)
 
 
 _launch_plain, _launch_adapted = Launcher(_plain_kernel), Launcher(_adapted_kernel)
@@ -123,9 +119,11 @@ _launch_plain, _launch_adapted = Launcher(_plain_kernel), Launcher(_adapted_kern
 
 def silu_and_mul(out: torch.Tensor, gate_up: torch.Tensor) -> None:
     """`out[t] = silu(gate_up[t, :width]) * gate_up[t, width:]`; out is `[num_tokens, width]`."""
-    num_tokens, width = out.shape
-    grid = (num_tokens, triton.cdiv(width, PLAIN_WIDTH))
-    _launch_plain(grid, (out, gate_up, gate_up.stride(0), width), {"BLOCK": PLAIN_WIDTH}, num_warps=4, num_stages=1)
+    (num_tokens, width), stride = out.shape, gate_up.stride(0)
+    variant = out.dtype, gate_up.data_ptr() % ALIGNED, stride, width
+    _launch_plain(
+        (num_tokens, -(-width // PLAIN_WIDTH), 1), variant, (out, gate_up, stride, width), (PLAIN_WIDTH,), warps=4
+    )
 
 
 def silu_and_mul_adapted(
@@ -133,27 +131,20 @@ def silu_and_mul_adapted(
 ) -> None:
     """The same of what `expand` would have left in gate_up; `grid` covers all blocks of the step, which must be all tokens."""
     splits, _, num_tokens, padded_rank = shrunk.shape
-    width = out.size(1)
-    width_blocks = triton.cdiv(width, tiles.width)
+    width, stride, kind_stride = out.size(1), gate_up.stride(0), weights.table.stride(0)
+    runs, run = choose_run(width, tiles.width, grid.launched)
     _launch_adapted(
-        (grid.launched * width_blocks,),
+        (grid.launched * runs, 1, 1),
+        (out.dtype, gate_up.data_ptr() % ALIGNED, stride, width, kind_stride, padded_rank, tiles),
         (
-            out,
-            gate_up,
-            gate_up.stride(0),
-            width,
-            shrunk,
-            num_tokens,
-            splits,
-            padded_rank,
-            weights.pool,
-            weights.table,
-            weights.table.stride(0),
-            grid.blocks,
-            grid.tokens,
-            width_blocks,
+            *(out, gate_up, stride, width),
+            *(shrunk, num_tokens, splits, padded_rank),
+            *(weights.pool, weights.table, kind_stride),
+            *(grid.blocks, grid.tokens, runs, run),
         ),
-        {"PAGE": weights.page, "ROWS": tiles.rows, "RANK": tiles.rank, "WIDTH": tiles.width},
-        num_warps=tiles.expand_warps,
-        num_stages=tiles.expand_stages,
+        (
+            *(page_elements(weights.pool), tiles.rows, tiles.rank, padded_rank <= tiles.rank),
+            *(tiles.width, tiles.expand_stages),
+        ),
+        tiles.expand_warps,
     )

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from engine_patch.kernels.step import Ints, Runs
+from engine_patch.kernels.step import NO_RUNS, Ints, Runs
 from engine_patch.patching import put, replace
 from engine_patch.ref import is_prefill_only
 from engine_patch.runners.token_map import Bools, adapted_counts, adapter_runs
@@ -61,6 +61,8 @@ def make_lora_inputs(
         idx_mapping: their rows in the states, `[num_requests]`.
         num_scheduled_tokens: `[num_requests]`.
     """
+    if not some_act(self):
+        return (0,) * len(idx_mapping), NO_RUNS, []
     states, ids = self.preft_req_states, self.lora_ids[idx_mapping]
     prefill_only = self.preft_prefill_only[idx_mapping]
     adapted = adapted_counts(
@@ -74,11 +76,23 @@ def make_lora_inputs(
     return (0,) * len(idx_mapping), runs, _requests(self, req_ids, (ids != 0) & (adapted > 0))
 
 
+def some_act(self: Any) -> bool:
+    """Whether any request may have an adapted token ahead: if not, nothing is asked for each request of a step.
+
+    A request that left with some of its prompt to compute counts until its row is used again, which costs time alone.
+    """
+    states = self.preft_req_states
+    in_prompt = states.num_computed_tokens_np < states.prompt_len.np
+    return bool(((self.lora_ids != 0) & (in_prompt | ~self.preft_prefill_only)).any())
+
+
 def get_activate_loras(self: Any, req_ids: list[str]) -> list[Any]:
     """The adapters that act on some token of the step: of a prefill-only request, until its prompt is computed.
 
     Upstream chooses the step's CUDA graph by the length of this.
     """
+    if not some_act(self):
+        return []
     states = self.preft_req_states
     rows = np.fromiter((states.req_id_to_index[id_] for id_ in req_ids), dtype=np.intp, count=len(req_ids))
     one = np.ones(len(rows), dtype=np.int64)  # every request of a step has at least one token; the first decides

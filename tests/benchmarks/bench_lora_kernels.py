@@ -174,7 +174,7 @@ def compare(case: Case, in_features: int, widths: tuple[int, ...], dtype: torch.
         cache.clear()
     stacked = make_stacked(case, in_features, widths, dtype)
     layer = to_pool(case, stacked, in_features, widths)
-    step, metadata = make_step(slots_of(case), case.adapters), stock_metadata(case)
+    step, metadata = make_step(layer, slots_of(case)), stock_metadata(case)
     y, x = inputs(layer, case.tokens)
     of_pool, of_stock = y.clone(), y.clone()
     add(of_pool, x, layer, step, 16)
@@ -186,7 +186,7 @@ def compare(case: Case, in_features: int, widths: tuple[int, ...], dtype: torch.
     }
     if is_gated(widths):
         graphs["activation"] = capture(lambda: add_silu_and_mul(of_pool, x, layer, step))
-        none = make_step(torch.full((case.tokens,), -1, device="cuda"), case.adapters)
+        none = make_step(layer, torch.full((case.tokens,), -1, device="cuda"))
         graphs["activation_alone"] = capture(lambda: add_silu_and_mul(of_pool, x, layer, none))
     times = measure(graphs, repeats)
     found: dict[str, Any] = {name: summary(of_side) for name, of_side in times.items()}
@@ -197,7 +197,7 @@ def intervene(case: Case, width: int, dtype: torch.dtype, repeats: int) -> dict[
     """Times of the interventions of a step on a stream, and of the addition that bounds them."""
     layer = replace(make_stream(width, [case.rank] * case.adapters, dtype, device="cuda"), max_rank=case.max_rank)
     layer.pool.mul_(0.01)  # each replay changes hidden, which must stay finite
-    step = make_step(slots_of(case), case.adapters)
+    step = make_step(layer, slots_of(case))
     hidden, residual = inputs(layer, case.tokens)
     stream = torch.empty_like(hidden)
     graphs = {

@@ -63,7 +63,7 @@ def check(layer: lora_pool.Layer, slots: torch.Tensor, align: int, tolerance: fl
     y, x = lora_pool.inputs(layer, slots.size(0))
     before, expected, x_before = y.clone(), y.clone(), x.clone()
     lora_pool.add_reference(expected, x, layer, slots)
-    step = lora_pool.make_step(slots, layer.table.size(0))
+    step = lora_pool.make_step(layer, slots)
     lora_pool.add(y, x, layer, step, align)
     error = (y.float() - expected.float()).abs().max().item()
     tolerance = TOLERANCES[layer.pool.dtype] if tolerance is None else tolerance
@@ -95,7 +95,7 @@ def test_the_activation_adds_what_the_layer_would(dtype: torch.dtype, shape: tup
     expected = y.clone()
     lora_pool.add_reference(expected, x, layer, slots)
     expected = silu_and_mul_reference(expected)
-    out = lora_pool.add_silu_and_mul(y, x, layer, lora_pool.make_step(slots, len(RANKS)))
+    out = lora_pool.add_silu_and_mul(y, x, layer, lora_pool.make_step(layer, slots))
     error = (out.float() - expected.float()).abs().max().item()
     assert error <= 2 * TOLERANCES[dtype] * expected.float().abs().max().item()  # of a product of two such numbers
 
@@ -130,7 +130,7 @@ def test_a_replayed_graph_takes_the_new_step(widths: tuple[int, ...]) -> None:
     """Captured with one mix of adapters, replayed with others, with fewer tokens, with nearly none, and with a changed table."""
     layer = make(896, widths, torch.bfloat16)
     tokens, num_slots = 64, len(RANKS)
-    step = lora_pool.make_step(torch.zeros(tokens, dtype=torch.int64, device="cuda"), num_slots, 128)
+    step = lora_pool.make_step(layer, torch.zeros(tokens, dtype=torch.int64, device="cuda"), 128)
     y, x = lora_pool.inputs(layer, tokens)
     before = y.clone()
     lora_pool.add(y, x, layer, step, 16)  # compiles

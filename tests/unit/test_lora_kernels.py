@@ -15,7 +15,7 @@ import torch
 
 from engine_patch.kernels.reference import bits_to_scale, scale_to_bits, silu_and_mul_reference
 from engine_patch.kernels.step import Place, Runs
-from engine_patch.kernels.tiles import choose_splits, choose_tiles, common_alignment, power_of_two
+from engine_patch.kernels.tiles import EXPAND_PROGRAMS, choose_run, common_alignment, plan, power_of_two
 from engine_patch.store.layout import PAGE_BYTES
 from tests import lora_pool
 
@@ -62,7 +62,7 @@ def check(layer: lora_pool.Layer, slots: torch.Tensor, tolerance: float, align: 
     y, x = lora_pool.inputs(layer, slots.size(0))
     before, expected, x_before = y.clone(), y.clone(), x.clone()
     lora_pool.add_reference(expected, x, layer, slots)
-    lora_pool.add(y, x, layer, lora_pool.make_step(slots, layer.table.size(0)), align)
+    lora_pool.add(y, x, layer, lora_pool.make_step(layer, slots), align)
     assert torch.equal(x, x_before)
     assert (y - expected).abs().max().item() <= tolerance * expected.abs().max().item()
     same = lora_pool.untouched(layer, slots)
@@ -109,16 +109,23 @@ def test_the_reference_of_interventions_equals_token_by_token() -> None:
 
 
 def test_tiles() -> None:
-    """Powers of two at all sizes; and, for batch invariance, the same ones for all numbers of tokens."""
+    """Powers of two at all sizes; and, for batch invariance, the same plan for all numbers of tokens."""
     assert [power_of_two(least) for least in (1, 2, 3, 33, 64)] == [1, 2, 4, 64, 64]
     for tokens in (1, 512, 513, 4096, 8192):
-        tiles = choose_tiles(tokens, 320, False)
-        assert all(size == power_of_two(size) for size in vars(tiles).values() if size != 3)
+        tiles = plan(tokens, 896, 3, 320, False).tiles
+        assert all(size == power_of_two(size) for name, size in vars(tiles).items() if "stages" not in name)
         assert tiles.rank == 64
-    assert len({choose_tiles(tokens, 8, False, True) for tokens in (1, 600, 8192)}) == 1
-    assert {choose_splits(tokens, 14336, 1, True) for tokens in (1, 600, 8192)} == {1}
-    assert choose_tiles(1, 8, False).rank == 16
-    assert [choose_splits(20, features, 1) for features in (5, 511, 512, 1040, 14336)] == [1, 1, 2, 4, 8]
+    assert len({plan(tokens, 14336, 1, 8, False, True) for tokens in (1, 600, 8192)}) == 1
+    assert plan(1, 896, 3, 8, False).tiles.rank == 16
+    assert [plan(20, features, 1, 8, False).splits for features in (5, 511, 512, 1040, 14336)] == [1, 1, 2, 4, 8]
+
+
+@pytest.mark.parametrize("width", [1, 127, 128, 129, 4864, 28672])
+def test_runs_cover_all_columns(width: int) -> None:
+    for programs in (1, 40, 256, 1000, 5000):
+        runs, run = choose_run(width, 128, programs)
+        assert (runs - 1) * run * 128 < width <= runs * run * 128
+        assert run == 1 or programs * runs * run * 2 > EXPAND_PROGRAMS
 
 
 def test_alignment() -> None:
@@ -153,7 +160,7 @@ class TestTriton:
             layer = lora_pool.make_stream(1040, [4, 0, 17], torch.float32, device=DEVICE)
         else:
             layer = lora_pool.make_layer(1040, (48,), [(4,), (0,), (17,)], torch.float32, device=DEVICE)
-        assert choose_splits(20, 1040, 1) == 4
+        assert plan(20, 1040, 1, 17, True).splits == 4
         check(layer, draw_slots(20, 3), 1e-5, align=16)
 
     def test_several_blocks_of_one_adapter_beside_small_groups(self) -> None:
@@ -182,7 +189,7 @@ class TestTriton:
         layer = small(kind)
         y, x = lora_pool.inputs(layer, 20)
         before = y.clone()
-        step = lora_pool.make_step(torch.full((20,), -1, device=DEVICE), 2)
+        step = lora_pool.make_step(layer, torch.full((20,), -1, device=DEVICE))
         with monkeypatch.context() as patched:
             patched.setattr(op, "shrink", None)
             lora_pool.add(y, x, layer, step)
@@ -196,7 +203,7 @@ class TestTriton:
 
         layer = small(kind)
         y, x = lora_pool.inputs(layer, 3)
-        step = lora_pool.make_step(torch.zeros(3, dtype=torch.int64, device=DEVICE), 2)
+        step = lora_pool.make_step(layer, torch.zeros(3, dtype=torch.int64, device=DEVICE))
         place = Place(0, 0, linear=kind == "stream", streams=kind == "linear")
         step.set(Runs.of((1, 1, 1)), {1: place})
         monkeypatch.setattr(op, "shrink", None)
@@ -216,7 +223,7 @@ class TestTriton:
             lora_pool.add_reference(
                 expected[rows], x[rows], replace(layer, pool=own), torch.zeros(count, dtype=torch.int64, device=DEVICE)
             )
-        step = lora_pool.make_step(torch.full((6,), -1, device=DEVICE), 2)
+        step = lora_pool.make_step(layer, torch.full((6,), -1, device=DEVICE))
         here = Place(0, 0, linear=True, streams=True)
         step.set(Runs.of((7, 7, 0, 9, 9, 9)), {7: here, 9: here._replace(page=pages)})
         lora_pool.add(y, x, replace(layer, pool=pool), step)
@@ -230,7 +237,7 @@ class TestTriton:
         before, expected = y.clone(), y.clone()
         padded = torch.cat([slots, torch.full((28,), -1, device=DEVICE)])
         lora_pool.add_reference(expected, x, layer, padded)
-        lora_pool.add(y, x, layer, lora_pool.make_step(slots, 2, max_tokens=48))
+        lora_pool.add(y, x, layer, lora_pool.make_step(layer, slots, max_tokens=48))
         assert torch.allclose(y, expected, atol=1e-5)
         assert torch.equal(y[20:], before[20:])
 
@@ -274,7 +281,7 @@ class TestTriton:
         before, expected = y.clone(), y.clone()
         lora_pool.add_reference(expected, x, layer, slots)
         expected = silu_and_mul_reference(expected)
-        out = lora_pool.add_silu_and_mul(y, x, layer, lora_pool.make_step(slots, len(ranks)))
+        out = lora_pool.add_silu_and_mul(y, x, layer, lora_pool.make_step(layer, slots))
         tolerance = 1e-5 if dtype == torch.float32 else 4e-3
         assert (out - expected).abs().max().item() <= tolerance * expected.abs().max().item()
         assert torch.equal(y, before)
@@ -284,5 +291,5 @@ class TestTriton:
     def test_the_activation_of_a_step_without_adapters_is_the_base_model_s(self, tokens: int) -> None:
         layer = lora_pool.make_layer(32, (1500, 1500), [(8, 8)], torch.float32, device=DEVICE)
         y, x = lora_pool.inputs(layer, tokens)
-        step = lora_pool.make_step(torch.full((tokens,), -1, device=DEVICE), 1)
+        step = lora_pool.make_step(layer, torch.full((tokens,), -1, device=DEVICE))
         assert torch.allclose(lora_pool.add_silu_and_mul(y, x, layer, step), silu_and_mul_reference(y), atol=1e-6)

@@ -73,7 +73,8 @@ class Runner:
         tokens = np.array([scheduled[id_] for id_ in order], dtype=np.int32)
         sampled, runs, active = self.lora_state.make_lora_inputs(order, rows, tokens)
         self.order = order
-        return sampled, tuple(np.repeat(*runs).tolist()), active, count
+        per_token = tuple(np.repeat(*runs).tolist()) or (0,) * int(tokens.sum())  # no runs: no token has an adapter
+        return sampled, per_token, active, count
 
 
 @dataclass
