@@ -134,4 +134,4 @@ def choose_tiles(rows: int, max_rank: int, is_float32: bool) -> Tiles:
         return Tiles(rows, min(32, rank), 32, 64, 4, 2, 4, 1)
     if rows == FEWEST_ROWS:
         return Tiles(rows, rank, 128, 128, 4, 3, 4, 2)
-    return Tiles(rows, rank, 64, 128, 4, 4, 4, 3)
+    return Tiles(rows, rank, 64, 128, 4, 4, 8, 3)

@@ -12,6 +12,13 @@ from engine_patch.residual import is_stream, unknown
 from engine_patch.store.format import Group, Header, expand_groups
 from engine_patch.store.layout import PAGE_BYTES, ModuleLayout, PageLayout, plan_pages
 
+MOST_AHEAD_BYTES = 4 << 30
+
+
+def with_room_ahead(step_bytes: int) -> int:
+    """The device pool's default size: a step's adapters, and those of the next, which are copied while the step is computed."""
+    return step_bytes + min(step_bytes, MOST_AHEAD_BYTES)
+
 
 class Sizes(BaseModel):
     """Features of one module."""

@@ -17,7 +17,7 @@ from engine_patch.errors import PreftError
 from engine_patch.kernels.step import Runs
 from engine_patch.patching import put, replace
 from engine_patch.pool.layers import EngineLayers, kernels_of
-from engine_patch.pool.limits import Limits
+from engine_patch.pool.limits import Limits, with_room_ahead
 from engine_patch.pool.mlp import replace_mlps
 from engine_patch.pool.tiers import AdapterTiers, parse
 from engine_patch.store.layout import PAGE_BYTES
@@ -101,7 +101,7 @@ def make_create(upstream: Any) -> Any:
 
 
 def limits_of(layers: EngineLayers, max_rank: int, num_slots: int, itemsize: int, options: dict[str, Any]) -> Limits:
-    """What a worker can serve. Sizes that are not given: room for as many of the largest adapters as there are slots.
+    """What a worker can serve. Sizes that are not given: room for as many of the largest adapters as there are slots, and ahead.
 
     Args:
         layers: what the engine can adapt.
@@ -120,7 +120,7 @@ def limits_of(layers: EngineLayers, max_rank: int, num_slots: int, itemsize: int
         host_bytes=unlimited,
     )
     room = num_slots * limits.largest_pages() * PAGE_BYTES
-    device = options.get("gpu_pool_bytes") or room
+    device = options.get("gpu_pool_bytes") or with_room_ahead(room)
     host = options.get("host_pool_bytes") or max(room, DEFAULT_HOST_BYTES)
     return limits.model_copy(update={"device_bytes": int(device), "host_bytes": int(host)})
 

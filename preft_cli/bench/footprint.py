@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from engine_patch.pool.limits import with_room_ahead
+from preft_cli.bench.arms import ARMS
 from preft_cli.bench.plan import CPU_BLOCK_SIZE, ArmPlan, BenchPlan
 from preft_cli.models import BaseModel
 from preft_cli.models.modules import modules_of
@@ -80,11 +82,11 @@ def kv_cache_bytes(sizes: ModelSizes, num_seqs: int, longest: int, workers: int)
 def footprint(arm: ArmPlan, plan: BenchPlan, sizes: ModelSizes, kv_cache: int) -> Footprint:
     """What the arm's engine takes on each of its devices."""
     workers: int = arm.engine_args["tensor_parallel_size"]
-    slots = arm.engine_args.get("max_loras", 0)
+    slots = arm.engine_args.get("max_loras", 0) * slot_bytes(arm, sizes) // workers
     return Footprint(
         weights=sizes.num_parameters * sizes.item_bytes // workers,
         kv_cache=kv_cache,
-        adapters=slots * slot_bytes(arm, sizes) // workers,
+        adapters=with_room_ahead(slots) if ARMS[arm.arm].plugin else slots,
         overhead=OVERHEAD[plan.device],
     )
 

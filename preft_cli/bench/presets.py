@@ -39,14 +39,12 @@ _PAPER: dict[str, Any] = _ALIKE | {
     "bench.rank": 8,
     "bench.num_requests": 512,
     "bench.prompt_len": 256,
-    "bench.output_len": 128,
-    "bench.max_num_seqs": 256,
-    "bench.gpu_slots": 32,
+    "bench.output_len": 256,
+    "bench.max_num_seqs": 512,
+    "bench.gpu_slots": 64,  # as many prompts as fit into vLLM's step of 16,384 tokens
     "bench.dtype": "bfloat16",
     "serve.tensor_parallel_size": 1,
 }
-# So many that the engines of an 8B model, each with its own KV cache, fit into one GPU of 141 GB side by side.
-_LARGER: dict[str, Any] = {"bench.max_num_seqs": 128}
 
 PRESETS: dict[str, Preset] = {
     "ci": Preset(
@@ -74,11 +72,11 @@ PRESETS: dict[str, Preset] = {
     ),
     "paper-8b": Preset(
         "the same on the shape of Llama 3.1 8B",
-        _PAPER | _LARGER | {"model.base": "random:llama-3.1-8b"},
+        _PAPER | {"model.base": "random:llama-3.1-8b"},
     ),
     "paper-70b": Preset(
-        "the same on the shape of Llama 3.1 70B, on four GPUs",
-        _PAPER | _LARGER | {"model.base": "random:llama-3.1-70b", "serve.tensor_parallel_size": 4},
+        "the same on the shape of Llama 3.1 70B, on two GPUs",
+        _PAPER | {"model.base": "random:llama-3.1-70b", "serve.tensor_parallel_size": 2},
     ),
     "s-lora": Preset(
         "like S-LoRA (arXiv 2311.03285): ranks 8 to 64, lengths even in 8 to 512, popularity of adapters by a power law; "
@@ -92,6 +90,8 @@ PRESETS: dict[str, Preset] = {
             "bench.rank": [8, 16, 32, 64],
             "bench.prompt_len": [8, 512],
             "bench.output_len": [8, 512],
+            "bench.max_num_seqs": 256,
+            "bench.gpu_slots": 32,
         },
     ),
 }

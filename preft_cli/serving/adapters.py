@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from engine_patch.manifest import Listed
+from engine_patch.pool.limits import with_room_ahead
 from engine_patch.store.format import Header, layout_of
 from engine_patch.store.layout import PAGE_BYTES
 from preft_cli.errors import UserError
@@ -71,11 +72,12 @@ def device_bytes(header: Header, itemsize: int) -> int:
 
 
 def default_pool(sizes: list[int], slots: int) -> int | None:
-    """Bytes for the largest adapters that one step can need; nothing is padded to the largest of all."""
+    """Bytes for the largest adapters that one step can need, and for those of the next as far as there are more."""
     if not sizes:
         return None
     largest = heapq.nlargest(slots, sizes)
-    return sum(largest) + (slots - len(largest)) * largest[0]
+    step = sum(largest) + (slots - len(largest)) * largest[0]
+    return max(step, min(with_room_ahead(step), sum(sizes)))
 
 
 def _too_large(size: int, plan: ServePlan) -> str | None:

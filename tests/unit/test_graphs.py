@@ -17,6 +17,12 @@ def patched(upstream: None) -> None:
     graphs.patch()
 
 
+SIZES = [1, 2, 4, 8, 16, 28, 32]
+ALL = {(size, adapters) for size in SIZES for adapters in (0, 5)}
+FEWER = ALL - {(28, 5)}
+"""32 serves as well."""
+
+
 def manager(mode: str, **options: Any) -> Any:
     """As the runner makes it, but for graphs and device; adapters in steps are 0 or 5."""
     from vllm.config import CUDAGraphMode
@@ -28,7 +34,7 @@ def manager(mode: str, **options: Any) -> Any:
         speculative_config=None,
         cache_config=SimpleNamespace(use_kda_recoverssm=False),
     )
-    found.compilation_config = SimpleNamespace(cudagraph_capture_sizes=[1, 2, 4, 8], max_cudagraph_capture_size=8)
+    found.compilation_config = SimpleNamespace(cudagraph_capture_sizes=SIZES, max_cudagraph_capture_size=SIZES[-1])
     found.cudagraph_mode = CUDAGraphMode[mode]
     found.max_num_reqs, found.decode_query_len, found.varlen_decode, found.ubatch_runner = 4, 1, False, None
     found.lora_capture_cases = [0, 5]
@@ -46,13 +52,10 @@ def captured(found: Any) -> dict[str, set[tuple[int, int]]]:
     }
 
 
-SIZES = [1, 2, 4, 8]
-ALL = {(size, adapters) for size in SIZES for adapters in (0, 5)}
-
-
 def test_decode_graphs_are_captured_without_adapters_only() -> None:
-    assert captured(manager("FULL_AND_PIECEWISE")) == {"FULL": {(1, 0), (2, 0), (4, 0)}, "PIECEWISE": ALL}
-    assert captured(manager("FULL_DECODE_ONLY")) == {"FULL": {(1, 0), (2, 0), (4, 0)}}
+    alone = {(1, 0), (2, 0), (4, 0)}
+    assert captured(manager("FULL_AND_PIECEWISE")) == {"FULL": alone, "PIECEWISE": FEWER}
+    assert captured(manager("FULL_DECODE_ONLY")) == {"FULL": alone}
 
 
 def test_an_engine_with_all_token_adapters_keeps_them() -> None:
@@ -62,15 +65,41 @@ def test_an_engine_with_all_token_adapters_keeps_them() -> None:
 
 @pytest.mark.parametrize("mode", ["FULL", "PIECEWISE"])
 def test_graphs_that_mixed_steps_replay_stay(mode: str) -> None:
-    assert captured(manager(mode)) == {mode: ALL}
+    assert captured(manager(mode)) == {mode: FEWER}
 
 
-def test_decode_steps_replay_theirs_and_others_those_of_mixed_steps() -> None:
+def test_a_step_with_adapters_is_padded_by_a_quarter_at_most() -> None:
+    vllm = {1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)}
+    kept = graphs.keep_sizes(vllm)
+    assert max(kept) == 512
+    assert len(kept) < 22 < len(vllm)
+    for size in vllm:
+        larger = min(other for other in kept if other >= size)
+        assert larger <= max(size / graphs.NEXT_SIZE, size + 16)
+
+
+@pytest.mark.parametrize("mode", ["FULL_AND_PIECEWISE", "FULL_DECODE_ONLY", "FULL", "PIECEWISE"])
+def test_every_step_replays_the_smallest_graph_that_fits(mode: str) -> None:
+    found = manager(mode)
+    kept = captured(found)
+    for num_tokens in range(1, 36):
+        for adapters, key in ((0, 0), (1, 5), (5, 5)):
+            for uniform in (1, None):
+                desc = found.dispatch(num_tokens, num_tokens, uniform, adapters)
+                usable = {
+                    size
+                    for name, graph in kept.items()
+                    for size, with_adapters in graph
+                    if size >= num_tokens
+                    and with_adapters == key
+                    and (name != "FULL" or mode == "FULL" or uniform)
+                    and (mode != "FULL" or num_tokens <= 4)
+                }
+                assert (desc.num_tokens if desc.cg_mode.name != "NONE" else None) == (min(usable) if usable else None)
+                assert desc.cg_mode.name in {"NONE", *kept}
+
+
+def test_decode_steps_replay_theirs_and_those_with_an_adapter_the_graphs_of_mixed_steps() -> None:
     found = manager("FULL_AND_PIECEWISE")
     for adapters, mode in ((0, "FULL"), (1, "PIECEWISE"), (5, "PIECEWISE")):
-        desc = found.dispatch(num_reqs=3, num_tokens=3, uniform_token_count=1, num_active_loras=adapters)
-        assert (desc.cg_mode.name, desc.num_tokens, desc.num_active_loras > 0) == (mode, 4, adapters > 0)
-    mixed = found.dispatch(num_reqs=2, num_tokens=7, uniform_token_count=None, num_active_loras=0)
-    assert (mixed.cg_mode.name, mixed.num_tokens) == ("PIECEWISE", 8)
-    alone = manager("FULL_DECODE_ONLY").dispatch(num_reqs=3, num_tokens=3, uniform_token_count=1, num_active_loras=1)
-    assert alone.cg_mode.name == "NONE"
+        assert found.dispatch(3, 3, 1, adapters).cg_mode.name == mode

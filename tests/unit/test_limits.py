@@ -31,7 +31,9 @@ LAYER = "model.layers.0.self_attn"
 
 
 def wrapped(tp_size: int = 1, n_slices: int = 1, **base: Any) -> Any:
-    return SimpleNamespace(base_layer=SimpleNamespace(**base), tp_size=tp_size, n_slices=n_slices)
+    return SimpleNamespace(
+        base_layer=SimpleNamespace(**base), tp_size=tp_size, n_slices=n_slices, punica_wrapper="kernels"
+    )
 
 
 def engine() -> tuple[EngineLayers, Limits]:
@@ -43,6 +45,8 @@ def engine() -> tuple[EngineLayers, Limits]:
             f"{LAYER}.o_proj": wrapped(**LINEAR),
             "lm_head": wrapped(),
         },
+        supports_mm=False,
+        _get_punica_wrapper=lambda name: "kernels",
         packed_modules={f"{LAYER}.qkv_proj": [f"{LAYER}.q_proj", f"{LAYER}.k_proj", f"{LAYER}.v_proj"]},
     )
     layers = EngineLayers.of(manager)

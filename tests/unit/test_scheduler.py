@@ -43,13 +43,13 @@ def test_never_more_adapters_compute_prompts_than_there_are_slots(scheduler_mode
     while scheduling.scheduler.has_unfinished_requests():
         before = {id_: request.num_computed_tokens for id_, request in requests.items()}
         computing = {
-            requests[id_].lora_request.lora_int_id
+            requests[id_].lora_request.adapter_id
             for id_ in scheduling.step()
             if before[id_] < requests[id_].num_prompt_tokens
         }
         assert len(computing) <= 2
     assert all(request.num_output_tokens == 8 for request in requests.values())
-    assert all(request.lora_request.lora_int_id > 0 for request in requests.values())
+    assert not scheduling.scheduler.preft_acting.adapters()
 
 
 def test_a_preempted_request_counts_again(scheduler_model: Path, patched: None) -> None:

@@ -118,13 +118,16 @@ def test_the_rank_limit_is_the_largest_needed_or_the_one_asked_for(limit: int | 
 
 
 def test_the_device_pool_is_not_padded_to_the_largest() -> None:
-    """cases: ranks 4, 12, 64 and 320 in one folder; room for those that one step can need, and no more."""
+    """cases: ranks 4, 12, 64 and 320 in one folder; room for those that two steps can need, and no more."""
     folder = collected(a=4, b=12, c=64, d=320)
     assert choose(folder, plan(gpu_slots=4), "t1").gpu_pool == (4 + 12 + 64 + 320) * 4096
-    assert choose(folder, plan(gpu_slots=2), "t1").gpu_pool == (64 + 320) * 4096
+    assert choose(folder, plan(gpu_slots=2), "t1").gpu_pool == (4 + 12 + 64 + 320) * 4096
+    assert choose(folder, plan(gpu_slots=1), "t1").gpu_pool == (4 + 12 + 64 + 320) * 4096
+    many = collected(**{f"a{i}": 64 for i in range(9)})
+    assert choose(many, plan(gpu_slots=2), "t1").gpu_pool == 4 * 64 * 4096
     # Adapters of the same kind may come while the server runs.
     assert choose(folder, plan(gpu_slots=6), "t1").gpu_pool == (4 + 12 + 64 + 320 + 2 * 320) * 4096
-    assert choose(folder, plan(gpu_slots=2, dtype="float32"), "t1").gpu_pool == (64 + 320) * 8192
+    assert choose(folder, plan(gpu_slots=2, dtype="float32"), "t1").gpu_pool == (4 + 12 + 64 + 320) * 8192
     assert choose(folder, plan(gpu_pool="2GB"), "t1").gpu_pool == 2_000_000_000
     assert choose(collected(), plan(), "t1").gpu_pool is None
 
