@@ -45,21 +45,33 @@ class HostAdapter:
 class HostTier:
     """Holds at most `num_bytes` of adapters. All methods are called by the worker's one thread; threads only fill bytes."""
 
-    def __init__(self, num_bytes: int, sharer: Sharer, pin: bool) -> None:
+    def __init__(self, num_bytes: int, sharer: Sharer, device: torch.device) -> None:
         self._arena = Arena(num_bytes // PAGE_BYTES)
         self._buffer = torch.empty(self._arena.num_pages * PAGE_BYTES, dtype=torch.uint8)
-        if pin:
-            pin_memory(self._buffer)
-            # Else the address stays registered, and whoever gets the memory next cannot pin it.
-            weakref.finalize(self, unpin_memory, self._buffer.data_ptr()).atexit = False
         self._sharer = sharer
         self._loaders = ThreadPoolExecutor(LOADERS, "preft-load")
+        self._pinning: Future[None] | None = None
+        if device.type == "cuda":
+            # In a thread: it takes half a second for each GB, in which the engine compiles its model.
+            self._pinning = self._loaders.submit(pin_memory, self._buffer, torch.cuda.current_device())
+            # Else the address stays registered, and whoever gets the memory next cannot pin it.
+            weakref.finalize(self, unpin_memory, self._buffer.data_ptr()).atexit = False
         self._readers = ThreadPoolExecutor(min(8, os.cpu_count() or 1), "preft-read")
         self._inspections: dict[str, Future[Share]] = {}
         self._shares: dict[str, Share] = {}
         """Of adapters that were looked at: asking again for one without room costs nothing."""
         self.adapters: dict[str, HostAdapter] = {}
         self.counters = TierCounters(capacity_bytes=self._arena.num_pages * PAGE_BYTES)
+
+    def settle(self) -> None:
+        """Wait until the memory is pinned. No CUDA graph may be captured before.
+
+        Raises:
+            PreftError: the system does not allow so much.
+        """
+        if self._pinning:
+            self._pinning.result()
+            self._pinning = None
 
     def start(self, ref: AdapterRef, protected: Container[str]) -> bool | None:
         """Begin to load an adapter that is not here; None if its file has yet to be looked at, False if there is no room.
@@ -69,6 +81,7 @@ class HostTier:
         Raises:
             PreftError: the file is gone, damaged, holds something else by now, or does not fit the engine.
         """
+        self.settle()
         share = self._shares.get(ref.digest)
         if share is None:
             looking = self._inspections.pop(ref.digest, None) or self._loaders.submit(self._inspect, ref)
@@ -174,12 +187,13 @@ def _result(done: Future[T], ref: AdapterRef) -> T:
         raise PreftError(f"{ref.path} cannot be loaded: {type(error).__name__}: {error}") from error
 
 
-def pin_memory(buffer: torch.Tensor) -> None:
-    """Lock `buffer` into memory as it is. PyTorch's own allocator would round its size up to a power of two.
+def pin_memory(buffer: torch.Tensor, device: int) -> None:
+    """Lock `buffer` into memory as it is, for a device. PyTorch's own allocator would round its size up to a power of two.
 
     Raises:
         PreftError: the system does not allow so much.
     """
+    torch.cuda.set_device(device)  # of this thread
     error = torch.cuda.cudart().cudaHostRegister(buffer.data_ptr(), buffer.numel(), 0)  # type: ignore[no-untyped-call]
     if int(error) != 0:
         raise PreftError(

@@ -189,7 +189,8 @@ def remove_adapter(self: Any, adapter_id: int) -> bool:
 
 
 def remove_all_adapters(self: Any) -> None:
-    """Drop all adapters, those of the warm-up too."""
+    """Drop all adapters, those of the warm-up too: vLLM calls it after its first run, and then captures graphs."""
+    self.preft.host.settle()
     self.preft_dummies.clear()
     for adapter_id in list(self.preft_ids):
         self.remove_adapter(adapter_id)

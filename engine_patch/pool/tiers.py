@@ -39,7 +39,7 @@ class AdapterTiers:
     ) -> None:
         sharer = Sharer(layers, limits, dtype)
         self.limits = limits
-        self.host = HostTier(limits.host_bytes, sharer, pin=device.type == "cuda")
+        self.host = HostTier(limits.host_bytes, sharer, device)
         self.device = DeviceTier(limits.device_bytes, num_slots, len(limits.modules), dtype, device)
         self._num_slots = num_slots
         self._running: set[str] = set()

@@ -282,6 +282,41 @@ def test_warming_up_reads_zeros_that_are_there(tmp_path: Path) -> None:
     assert not found.device.table.any()
 
 
+class TestPinning:
+    """On a GPU machine, host memory is pinned while the engine starts."""
+
+    @pytest.fixture
+    def made(self, monkeypatch: pytest.MonkeyPatch) -> Any:
+        def make(pin: Any) -> host.HostTier:
+            monkeypatch.setattr(host, "pin_memory", pin)
+            monkeypatch.setattr(host, "unpin_memory", lambda address: None)
+            monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+            small = tiers(PAGES, PAGES).host
+            return host.HostTier(PAGES * 4096, small._sharer, torch.device("cuda"))
+
+        return make
+
+    def test_it_goes_on_in_a_thread_and_the_first_load_waits_for_it(self, made: Any, tmp_path: Path) -> None:
+        gate, seen = threading.Event(), []
+
+        def pin(buffer: torch.Tensor, device: int) -> None:
+            assert gate.wait(10)
+            seen.append((buffer.numel(), device))
+
+        found = made(pin)
+        assert not seen
+        threading.Timer(0.2, gate.set).start()
+        found.start(write(tmp_path, "a", random_adapter(1)), ())
+        assert seen == [(PAGES * 4096, 3)]
+
+    def test_memory_that_cannot_be_pinned_ends_the_start(self, made: Any) -> None:
+        def pin(buffer: torch.Tensor, device: int) -> None:
+            raise PreftError("2.1 GB of host memory cannot be pinned")
+
+        with pytest.raises(PreftError, match="cannot be pinned"):
+            made(pin).settle()
+
+
 def test_two_hundred_random_steps_hold_the_right_weights(tmp_path: Path) -> None:
     rng = random.Random(0)
     made = [random_adapter(seed, rank=rng.choice((1, 4, 8, 12))) for seed in range(12)]
