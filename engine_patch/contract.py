@@ -80,6 +80,13 @@ ENGINE_SYMBOLS = (
         "warms up with adapters that have no file",
     ),
     Symbol(
+        "vllm.v1.worker.lora_model_runner_mixin",
+        "LoRAModelRunnerMixin.maybe_select_dummy_loras",
+        "763d682d9018bef9",
+        "maps their tokens one by one",
+    ),
+    Symbol("vllm.v1.core.sched.output", "CachedRequestData", "b0a215b040121b1a", "names the requests that came back"),
+    Symbol(
         "vllm.v1.core.sched.scheduler",
         "Scheduler._handle_blocked_waiting_request",
         "de0c8c7f0b7daa51",
@@ -233,13 +240,31 @@ V1_SYMBOLS = (
 """Checked on a CPU, where the V1 runner runs."""
 
 V2_SYMBOLS = (
-    Symbol("vllm.lora.punica_wrapper.punica_gpu", "PunicaWrapperGPU", "3e7dd91aac1f3600", "base of the GPU kernels"),
     Symbol(
-        "vllm.lora.ops.triton_ops.lora_kernel_metadata",
-        "LoRAKernelMeta",
-        "14f34d514f7357f9",
-        "says which tokens an adapter has",
+        "vllm.v1.worker.gpu.cudagraph_utils",
+        "CudaGraphManager._init_candidates",
+        "c017d0137f301ae0",
+        "wrapped: no decode graphs with adapters",
     ),
+    Symbol(
+        "vllm.v1.worker.gpu.cudagraph_utils",
+        "CudaGraphManager.dispatch",
+        "16099f9929707031",
+        "replays a graph of mixed steps where there is none of decode steps",
+    ),
+    Symbol(
+        "vllm.v1.worker.gpu.cudagraph_utils",
+        "BatchExecutionDescriptor",
+        "6098dc5122d65dad",
+        "tells a graph of decode steps",
+    ),
+    Symbol(
+        "vllm.v1.worker.gpu.lora_utils",
+        "create_lora_capture_hook",
+        "0d59186a325942d1",
+        "gives a graph its adapters",
+    ),
+    Symbol("vllm.lora.punica_wrapper.punica_gpu", "PunicaWrapperGPU", "3e7dd91aac1f3600", "base of the GPU kernels"),
     Symbol(
         "vllm.v1.worker.gpu.model_runner",
         "GPUModelRunner.gather_batch_req_state",
@@ -274,18 +299,6 @@ V2_SYMBOLS = (
 """Checked elsewhere: on a GPU the V2 runner is vLLM's default."""
 
 CUDA_SYMBOLS = (
-    Symbol(
-        "vllm.v1.worker.gpu.cudagraph_utils",
-        "CudaGraphManager._init_candidates",
-        "c017d0137f301ae0",
-        "wrapped: no decode graphs with adapters",
-    ),
-    Symbol(
-        "vllm.v1.worker.gpu.cudagraph_utils",
-        "CudaGraphManager.dispatch",
-        "16099f9929707031",
-        "replays a graph of mixed steps where there is none of decode steps",
-    ),
     Symbol(
         "vllm.platforms.cuda",
         "CudaPlatformBase.get_punica_wrapper",
@@ -337,6 +350,12 @@ ACTIVATION_SYMBOLS = (
         "SiluAndMul.forward_native",
         "9b60270df7fc0dab",
         "replaced: the activation of these MLPs",
+    ),
+    Symbol(
+        "vllm.lora.layers.column_parallel_linear",
+        "ColumnParallelLinearWithLoRA.forward",
+        "8384ac3c13391a0b",
+        "not called for their gate and up",
     ),
 )
 """Checked with them."""

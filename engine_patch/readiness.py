@@ -48,6 +48,7 @@ class AdapterGate:
         """Find out before a step; requests whose adapters failed are handed over to be ended with an error."""
         running = {request.lora_request.lora_path: None for request in acting_of(scheduler).requests.values()}
         waiting = self._waiting(scheduler)
+        self._arrived = set()
         if not waiting and list(running) == self._running:
             return
         self._running = list(running)

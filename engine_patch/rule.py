@@ -41,6 +41,8 @@ def num_adapted(num_prompt_tokens: Positions, start: Positions, count: Positions
 
     Works on integers and, element by element, on arrays `[num_requests]`.
     """
+    if isinstance(start, int):  # NumPy takes 40 us for one number, and every block of KV cache asks
+        return max(0, min(num_prompt_tokens - start, count))
     import numpy as np  # here, since the methods' names are read by commands that start without it
 
     adapted: Positions = np.clip(num_prompt_tokens - start, 0, count)

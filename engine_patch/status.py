@@ -32,6 +32,7 @@ RUNNERS = {
         "vllm.v1.worker.gpu.lora_utils.LoraState.add_request",
         "vllm.v1.worker.gpu.lora_utils.LoraState.make_lora_inputs",
         "vllm.v1.worker.gpu.lora_utils.LoraState.get_activate_loras",
+        "vllm.v1.worker.gpu.cudagraph_utils.CudaGraphManager._init_candidates",
     ),
 }
 """The modules of the runners that can hold the rule, and what must be replaced for each."""

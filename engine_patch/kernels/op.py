@@ -12,7 +12,7 @@ import torch
 from vllm import envs
 from vllm.utils.torch_utils import direct_register_custom_op
 
-from engine_patch.kernels.tiles import common_alignment, most_blocks, plan
+from engine_patch.kernels.tiles import Tiles, common_alignment, most_blocks, plan
 from engine_patch.kernels.triton_lora import Grid, Weights, expand, shrink
 from engine_patch.kernels.triton_mlp import silu_and_mul, silu_and_mul_adapted
 
@@ -48,8 +48,9 @@ def _add_lora(
     """
     counts = step[0].tolist()
     if counts[LINEAR]:
-        work = _Work(x, None, Weights(pool, table, slices), step, counts, max_adapters, max_rank)
-        expand(y, work.shrunk, work.weights, work.adapted, work.tiles, max_width, alignment)
+        weights = Weights(pool, table, slices)
+        shrunk, tiles, adapted, _ = _shrink(x, None, weights, step, counts, max_adapters, max_rank)
+        expand(y, shrunk, weights, adapted, tiles, max_width, alignment)
 
 
 def _add_intervention(
@@ -76,10 +77,10 @@ def _add_intervention(
     assert residual.dtype == hidden.dtype
     assert residual.stride(1) == 1
     assert slices.size(0) == 1
-    width = hidden.size(1)
+    weights, width = Weights(pool, table, slices), hidden.size(1)
     # Shrink has read hidden before expand writes it.
-    work = _Work(hidden, residual, Weights(pool, table, slices), step, counts, max_adapters, max_rank)
-    expand(hidden, work.shrunk, work.weights, work.adapted, work.tiles, width, common_alignment(width))
+    shrunk, tiles, adapted, _ = _shrink(hidden, residual, weights, step, counts, max_adapters, max_rank)
+    expand(hidden, shrunk, weights, adapted, tiles, width, common_alignment(width))
 
 
 def _add_lora_silu_and_mul(
@@ -93,6 +94,8 @@ def _add_lora_silu_and_mul(
     max_rank: int,
 ) -> torch.Tensor:
     """`silu(gate) * up`, `[num_tokens, width]`, of what `preft_add_lora` would leave in gate_up, which is not changed.
+
+    Rows in no block of the step, which are a graph's padding, are left unset.
 
     Args:
         gate_up: `[num_tokens, 2 * width]`.
@@ -108,39 +111,37 @@ def _add_lora_silu_and_mul(
     if not counts[LINEAR]:
         silu_and_mul(out, gate_up)
         return out
-    work = _Work(x, None, Weights(pool, table, slices), step, counts, max_adapters, max_rank)
-    silu_and_mul_adapted(out, gate_up, work.shrunk, work.weights, work.all, work.tiles)
+    weights = Weights(pool, table, slices)
+    shrunk, tiles, _, every = _shrink(x, None, weights, step, counts, max_adapters, max_rank)
+    silu_and_mul_adapted(out, gate_up, shrunk, weights, every, tiles)
     return out
 
 
-class _Work:
-    """The first kernel, and what the second needs."""
-
-    def __init__(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor | None,
-        weights: Weights,
-        step: list[torch.Tensor],
-        counts: list[int],
-        max_adapters: int,
-        max_rank: int,
-    ) -> None:
-        assert x.dtype == weights.pool.dtype
-        assert x.stride(1) == weights.table.stride(2) == 1
-        assert weights.table.stride(1) == 4
-        (num_tokens, in_features), n_slices = x.shape, weights.slices.size(0)
-        _, blocks, tokens = step
-        adapted, all_blocks = counts[ADAPTED], counts[ALL]
-        if x.is_cuda and torch.cuda.is_current_stream_capturing():  # a graph is replayed for other steps of its size
-            adapted = all_blocks = most_blocks(num_tokens, max_adapters, max_rank, is_invariant())
-        self.weights, self.adapted, self.all = weights, Grid(blocks, tokens, adapted), Grid(blocks, tokens, all_blocks)
-        planned = plan(num_tokens, in_features, n_slices, max_rank, x.dtype == torch.float32, is_invariant())
-        self.tiles = planned.tiles
-        # Not zeroed: shrink writes every element that the second kernel reads.
-        shape = planned.splits, n_slices, num_tokens, planned.padded_rank
-        self.shrunk = torch.empty(shape, dtype=torch.float32, device=x.device)
-        shrink(self.shrunk, x, residual, weights, self.adapted, self.tiles)
+def _shrink(
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    weights: Weights,
+    step: list[torch.Tensor],
+    counts: list[int],
+    max_adapters: int,
+    max_rank: int,
+) -> tuple[torch.Tensor, Tiles, Grid, Grid]:
+    """The first kernel: what it computed, and for the second one the tiles, the adapted blocks, and all blocks."""
+    assert x.dtype == weights.pool.dtype
+    assert x.stride(1) == weights.table.stride(2) == 1
+    assert weights.table.stride(1) == 4
+    (num_tokens, in_features), n_slices = x.shape, weights.slices.size(0)
+    _, blocks, tokens = step
+    num_adapted, num_blocks = counts[ADAPTED], counts[ALL]
+    if x.is_cuda and torch.cuda.is_current_stream_capturing():  # a graph is replayed for other steps of its size
+        num_adapted = num_blocks = most_blocks(num_tokens, max_adapters, max_rank, is_invariant())
+    adapted = Grid(blocks, tokens, num_adapted)
+    planned = plan(num_tokens, in_features, n_slices, max_rank, x.dtype == torch.float32, is_invariant())
+    # Not zeroed: shrink writes every element that the second kernel reads.
+    shape = planned.splits, n_slices, num_tokens, planned.padded_rank
+    shrunk = torch.empty(shape, dtype=torch.float32, device=x.device)
+    shrink(shrunk, x, residual, weights, adapted, planned.tiles)
+    return shrunk, planned.tiles, adapted, Grid(blocks, tokens, num_blocks)
 
 
 @cache

@@ -34,24 +34,24 @@ def add_lora_reference(
     pool: torch.Tensor,
     table: torch.Tensor,
     slices: torch.Tensor,
-    token_slots: torch.Tensor,
+    token_kinds: torch.Tensor,
 ) -> None:
     """Add to every token what its adapter adds (Hu et al. 2021, arXiv 2106.09685).
 
         y[t, start : start + width] += scale * (x[t] @ A.T) @ B.T        B.T is what the pool holds
 
-    for every token t with `slot = token_slots[t] >= 0` and every slice that this adapter adapts. `x @ A.T` is accumulated
+    for every token t with `kind = token_kinds[t] >= 0` and every slice that this adapter adapts. `x @ A.T` is accumulated
     in float32 and scaled there; it is then rounded to the pool's dtype for the second product, as the kernels round it.
 
     Args:
         y: `[num_tokens, sum of widths]`, changed in place.
         x: `[num_tokens, in_features]`.
         pool: `[num_elements]`.
-        table: int64, `[slots, n_slices, 4]`, of this layer.
+        table: int64, `[kinds, n_slices, 4]`, of this layer.
         slices: int32, `[n_slices, 2]`: each fused slice's first column in y, and its width.
-        token_slots: `[num_tokens]`, negative for a token without an adapter.
+        token_kinds: `[num_tokens]`, negative for a token without an adapter.
     """
-    _add(y, x, pool, table, slices, token_slots, bias=False)
+    _add(y, x, pool, table, slices, token_kinds, bias=False)
 
 
 def add_intervention_reference(
@@ -60,7 +60,7 @@ def add_intervention_reference(
     pool: torch.Tensor,
     table: torch.Tensor,
     slices: torch.Tensor,
-    token_slots: torch.Tensor,
+    token_kinds: torch.Tensor,
 ) -> None:
     """Let the adapter of every token act on the residual stream (DiReFT: Wu et al. 2024, arXiv 2404.03592).
 
@@ -72,11 +72,11 @@ def add_intervention_reference(
         hidden: `[num_tokens, width]`, changed in place.
         residual: `[num_tokens, width]`.
         pool: `[num_elements]`.
-        table: int64, `[slots, 1, 4]`, of this stream.
+        table: int64, `[kinds, 1, 4]`, of this stream.
         slices: int32, `[[0, width]]`.
-        token_slots: `[num_tokens]`, negative for a token without an adapter.
+        token_kinds: `[num_tokens]`, negative for a token without an adapter.
     """
-    _add(hidden, hidden + residual, pool, table, slices, token_slots, bias=True)
+    _add(hidden, hidden + residual, pool, table, slices, token_kinds, bias=True)
 
 
 def silu_and_mul_reference(gate_up: torch.Tensor) -> torch.Tensor:
@@ -91,15 +91,15 @@ def _add(
     pool: torch.Tensor,
     table: torch.Tensor,
     slices: torch.Tensor,
-    token_slots: torch.Tensor,
+    token_kinds: torch.Tensor,
     *,
     bias: bool,
 ) -> None:
-    for slot in sorted(set(token_slots.tolist())):
-        if slot < 0:
+    for kind in sorted(set(token_kinds.tolist())):
+        if kind < 0:
             continue
-        rows = (token_slots == slot).nonzero().squeeze(1)
-        for row, (start, width) in zip(table[slot].tolist(), slices.tolist(), strict=True):
+        rows = (token_kinds == kind).nonzero().squeeze(1)
+        for row, (start, width) in zip(table[kind].tolist(), slices.tolist(), strict=True):
             delta = _delta(x[rows], pool, row, width, bias)
             if delta is not None:
                 columns = slice(start, start + width)

@@ -16,7 +16,7 @@ from engine_patch.kernels.step import Place
 from engine_patch.pool.arena import Arena, Move
 from engine_patch.pool.counters import TierCounters
 from engine_patch.pool.cuda import Copies, Event
-from engine_patch.pool.share import Share
+from engine_patch.pool.share import KINDS_REMEMBERED, Share
 from engine_patch.store.layout import PAGE_BYTES
 
 MOVED_AT_ONCE = 1024
@@ -44,8 +44,9 @@ class DeviceTier:
         self._page = PAGE_BYTES // dtype.itemsize
         self.pool = torch.zeros(self.arena.num_pages * self._page, dtype=dtype, device=device)
         """`[num_elements]` of the engine's dtype."""
-        self.table = torch.zeros(num_slots, num_slices, 4, dtype=torch.int64, device=device)
-        """`[kinds, slices, 4]`: `Share.rows` of as many kinds as a step can have adapters."""
+        num_kinds = max(num_slots, KINDS_REMEMBERED)  # writing a row waits for what is queued: it must be rare
+        self.table = torch.zeros(num_kinds, num_slices, 4, dtype=torch.int64, device=device)
+        """`[kinds, slices, 4]`: `Share.rows` of at least as many kinds as a step can have adapters."""
         self._kinds: OrderedDict[Share, int] = OrderedDict()
         """Rows of the table, least recently used first."""
         self.adapters: dict[str, DeviceAdapter] = {}

@@ -78,6 +78,8 @@ def make_create(upstream: Any) -> Any:
     """Makes the tiers once the layers are wrapped."""
 
     def create_lora_manager(self: Any, model: Any, vllm_config: Any) -> Any:
+        if vllm_config.parallel_config.use_ubatching:
+            raise PreftError("adapters are not served with dual-batch overlap or microbatches: leave them off")
         wrapped = upstream(self, model, vllm_config)
         config, inner = self.lora_config, self._adapter_manager
         extra = vllm_config.additional_config

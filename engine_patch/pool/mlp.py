@@ -1,7 +1,8 @@
 """Gated MLPs whose activation adds what adapters add to gate and up (see `kernels.triton_mlp`).
 
 Upstream: `down(act(gate_up(x)))`, with LoRA in a kernel of its own behind gate_up. Needed: LoRA within the activation. Still
-fits while the forward pass of these classes is just that (`contract.MLP_SYMBOLS`).
+fits while the forward pass of these classes is just that (`contract.MLP_SYMBOLS`). Computed as Inductor compiles the base
+model's; in eager mode vLLM rounds `silu(gate)` once more.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from torch import nn
 
 from engine_patch import contract
 
-CLASSES = {symbol.name.partition(".")[0] for symbol in contract.MLP_SYMBOLS}
+CLASSES = {(symbol.module, symbol.name.partition(".")[0]) for symbol in contract.MLP_SYMBOLS}
+"""Module and name: Transformers has classes of the same names."""
 
 
 class AdaptedMLP(nn.Module):
@@ -51,7 +53,7 @@ def replace_mlps(model: nn.Module) -> int:
 
 
 def _fits(module: nn.Module) -> bool:
-    if type(module).__name__ not in CLASSES:
+    if (type(module).__module__, type(module).__name__) not in CLASSES:
         return False
     layers = [getattr(module, name) for name in ("gate_up_proj", "down_proj")]
     # A quantised layer may take its input from a fused activation of its own.

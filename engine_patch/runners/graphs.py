@@ -17,7 +17,7 @@ OPTION = "all_token_adapters"
 """In `additional_config["preft"]`: adapters that act on decoded tokens are expected."""
 
 NEXT_SIZE = 0.8
-"""Of graphs with adapters: each size is at most this part of the next larger one, so a step is padded by a quarter at most."""
+"""Of graphs with adapters: each size is at most this part of the next larger; that adds a quarter at most to vLLM's padding."""
 
 
 def patch() -> None:
@@ -38,30 +38,20 @@ def patch() -> None:
 
 def thin_out(manager: Any) -> None:
     """Leave out graphs with adapters of decode steps alone, and most sizes of the others."""
-    with_adapters = {
-        desc.num_tokens
+    mixed = [
+        desc
         for descs in manager._capture_descs.values()
         for desc in descs
         if desc.num_active_loras > 0 and not _is_decode(desc)
-    }
-    sizes = keep_sizes(with_adapters)
-
-    def stays(desc: Any) -> bool:
-        return desc.num_active_loras == 0 or (desc.num_tokens in sizes and not _is_decode(desc))
-
-    for mode, descs in list(manager._capture_descs.items()):
-        manager._capture_descs[mode] = [desc for desc in descs if stays(desc)]
-        if not manager._capture_descs[mode]:
-            del manager._capture_descs[mode]
-    for num_tokens, adapters in list(manager._candidates):
-        found = [desc for desc in manager._candidates[num_tokens, adapters] if stays(desc)]
-        if not found and (left := [size for size in sizes if size >= num_tokens]):
-            found = [
-                desc
-                for desc in manager._candidates[min(left), adapters]
-                if stays(desc) and desc.num_tokens == min(left)
-            ]
-        manager._candidates[num_tokens, adapters] = found
+    ]
+    sizes = keep_sizes({desc.num_tokens for desc in mixed})
+    kept = [desc for desc in mixed if desc.num_tokens in sizes]  # of one mode, the largest first
+    for mode, descs in manager._capture_descs.items():
+        manager._capture_descs[mode] = [desc for desc in descs if desc.num_active_loras == 0 or desc in kept]
+    for num_tokens, adapters in manager._candidates:
+        if adapters > 0:
+            fit = [desc for desc in kept if desc.num_active_loras == adapters and desc.num_tokens >= num_tokens]
+            manager._candidates[num_tokens, adapters] = fit[-1:]
 
 
 def keep_sizes(sizes: set[int]) -> set[int]:

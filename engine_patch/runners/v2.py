@@ -79,7 +79,8 @@ def make_lora_inputs(
 def some_act(self: Any) -> bool:
     """Whether any request may have an adapted token ahead: if not, nothing is asked for each request of a step.
 
-    A request that left with some of its prompt to compute counts until its row is used again, which costs time alone.
+    Requests that have left count until their rows are used again, if they had some of their prompt to compute, or an all-token
+    adapter. That costs time alone.
     """
     states = self.preft_req_states
     in_prompt = states.num_computed_tokens_np < states.prompt_len.np

@@ -82,11 +82,11 @@ def kv_cache_bytes(sizes: ModelSizes, num_seqs: int, longest: int, workers: int)
 def footprint(arm: ArmPlan, plan: BenchPlan, sizes: ModelSizes, kv_cache: int) -> Footprint:
     """What the arm's engine takes on each of its devices."""
     workers: int = arm.engine_args["tensor_parallel_size"]
-    slots = arm.engine_args.get("max_loras", 0) * slot_bytes(arm, sizes) // workers
+    step_bytes = arm.engine_args.get("max_loras", 0) * slot_bytes(arm, sizes) // workers
     return Footprint(
         weights=sizes.num_parameters * sizes.item_bytes // workers,
         kv_cache=kv_cache,
-        adapters=with_room_ahead(slots) if ARMS[arm.arm].plugin else slots,
+        adapters=with_room_ahead(step_bytes) if ARMS[arm.arm].plugin else step_bytes,
         overhead=OVERHEAD[plan.device],
     )
 

@@ -153,7 +153,7 @@ class ServeConfig(Section):
     gpu_slots: PositiveInt = Field(8, description="Different adapters whose prompts one step can compute.")
     gpu_pool: Size | None = Field(
         None,
-        description="Device memory for adapters, such as 512MB; default: gpu_slots of the largest, twice.",
+        description="Device memory for adapters, such as 512MB; default: gpu_slots of the largest, and ahead.",
     )
     host_pool: Size = Field(2 << 30, description="Host memory for adapters (pinned on a GPU machine), such as 8GiB.")
     file_cache: Size = Field(

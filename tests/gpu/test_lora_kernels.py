@@ -125,19 +125,26 @@ def test_compiled_by_inductor(widths: tuple[int, ...]) -> None:
     lora_pool.check_compiled(make(896, widths, torch.float32), "inductor")
 
 
-@pytest.mark.parametrize("widths", [(4864, 4864), ()], ids=["linear", "stream"])
-def test_a_replayed_graph_takes_the_new_step(widths: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("kind", ["linear", "stream", "activation"])
+def test_a_replayed_graph_takes_the_new_step(kind: str) -> None:
     """Captured with one mix of adapters, replayed with others, with fewer tokens, with nearly none, and with a changed table."""
-    layer = make(896, widths, torch.bfloat16)
+    layer = make(896, () if kind == "stream" else (4864, 4864), torch.bfloat16)
     tokens, num_slots = 64, len(RANKS)
     step = lora_pool.make_step(layer, torch.zeros(tokens, dtype=torch.int64, device="cuda"), 128)
     y, x = lora_pool.inputs(layer, tokens)
     before = y.clone()
-    lora_pool.add(y, x, layer, step, 16)  # compiles
+
+    def compute() -> torch.Tensor:
+        if kind == "activation":
+            return lora_pool.add_silu_and_mul(y, x, layer, step)
+        lora_pool.add(y, x, layer, step, 16)
+        return y
+
+    compute()  # compiles
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        lora_pool.add(y, x, layer, step, 16)
+        out = compute()
     for seed, used in enumerate((64, 64, 17, 5, 64)):
         slots = torch.randint(-1, num_slots, (used,), generator=torch.Generator().manual_seed(seed)).to("cuda")
         if seed == 3:
@@ -147,8 +154,24 @@ def test_a_replayed_graph_takes_the_new_step(widths: tuple[int, ...]) -> None:
         lora_pool.set_step(step, slots)
         y.copy_(before)
         graph.replay()
-        expected = before.clone()
-        lora_pool.add_reference(expected[:used], x[:used], layer, slots)
-        error = (y.float() - expected.float()).abs().max().item()
-        assert error <= TOLERANCES[torch.bfloat16] * expected.float().abs().max().item()
-        assert torch.equal(y[used:], before[used:])
+        expected = before[:used].clone()
+        lora_pool.add_reference(expected, x[:used], layer, slots)
+        if kind == "activation":
+            expected = silu_and_mul_reference(expected)
+        error = (out[:used].float() - expected.float()).abs().max().item()
+        assert error <= 2 * TOLERANCES[torch.bfloat16] * expected.float().abs().max().item()
+        assert kind == "activation" or torch.equal(out[used:], before[used:])
+
+
+def test_a_pointer_of_another_alignment_is_another_variant() -> None:
+    """A view that begins in the middle of 16 bytes, after one that does not."""
+    layer = make(896, (896,), torch.bfloat16)
+    slots = draw_slots("small", len(RANKS))
+    y, x = lora_pool.inputs(layer, slots.size(0))
+    shifted = torch.empty(x.numel() + 1, dtype=x.dtype, device="cuda")[1:].view_as(x).copy_(x)
+    results = []
+    for source in (x, shifted):
+        out = y.clone()
+        lora_pool.add(out, source, layer, lora_pool.make_step(layer, slots), 16)
+        results.append(out)
+    assert torch.equal(*results)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from engine_patch import prefix_cache, readiness, rule, scheduler
+from engine_patch import prefix_cache, rule, scheduler
 from engine_patch.kernels import cpu
 from engine_patch.pool import device, host, share, streams
 from engine_patch.runners import token_map, v1, v2
@@ -97,21 +97,21 @@ def _hidden_alone() -> None:
 
 
 def _swap() -> None:
-    """In one step of ten, two adapters have each other's slots."""
+    """In one step of ten, two adapters have each other's places."""
     use, chance = device.DeviceTier.use, random.Random(0)
 
-    def swapped(self: Any, digests: list[str]) -> list[int]:
-        slots = use(self, digests)
-        if len(slots) > 1 and chance.random() < 0.1:
-            slots[:2] = reversed(slots[:2])
-        return slots
+    def swapped(self: Any, digests: list[str]) -> list[Any]:
+        places = use(self, digests)
+        if len(places) > 1 and chance.random() < 0.1:
+            places[:2] = reversed(places[:2])
+        return places
 
     device.DeviceTier.use = swapped  # type: ignore[method-assign]
 
 
 def _all_tokens() -> None:
     """A prefill-only adapter acts on decoded tokens too, and has a slot for that."""
-    scheduler.rests = readiness.rests = lambda request: False  # type: ignore[attr-defined]
+    scheduler.rests = lambda request: False  # type: ignore[attr-defined]
     _count(lambda prefill_only, num_prompt, num_computed, num_scheduled: num_scheduled)
 
 

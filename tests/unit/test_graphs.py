@@ -23,7 +23,7 @@ FEWER = ALL - {(28, 5)}
 """32 serves as well."""
 
 
-def manager(mode: str, **options: Any) -> Any:
+def manager(mode: str, varlen_decode: bool = False, query_len: int = 1, **options: Any) -> Any:
     """As the runner makes it, but for graphs and device; adapters in steps are 0 or 5."""
     from vllm.config import CUDAGraphMode
     from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
@@ -36,7 +36,12 @@ def manager(mode: str, **options: Any) -> Any:
     )
     found.compilation_config = SimpleNamespace(cudagraph_capture_sizes=SIZES, max_cudagraph_capture_size=SIZES[-1])
     found.cudagraph_mode = CUDAGraphMode[mode]
-    found.max_num_reqs, found.decode_query_len, found.varlen_decode, found.ubatch_runner = 4, 1, False, None
+    found.max_num_reqs, found.decode_query_len, found.varlen_decode, found.ubatch_runner = (
+        4,
+        query_len,
+        varlen_decode,
+        None,
+    )
     found.lora_capture_cases = [0, 5]
     found._lora_dispatch_map, found._max_lora_case = found._build_lora_dispatch_map()
     found._candidates, found._capture_descs, found._graphs_captured = {}, {}, True
@@ -58,6 +63,14 @@ def test_decode_graphs_are_captured_without_adapters_only() -> None:
     assert captured(manager("FULL_DECODE_ONLY")) == {"FULL": alone}
 
 
+@pytest.mark.parametrize("varlen_decode", [False, True])
+def test_so_are_those_of_several_tokens_a_request(varlen_decode: bool) -> None:
+    """As speculative decoding has them, whose sizes differ from those of mixed steps."""
+    found = captured(manager("FULL_AND_PIECEWISE", varlen_decode, query_len=3))
+    assert {adapters for _, adapters in found["FULL"]} == {0}
+    assert found["PIECEWISE"] == FEWER
+
+
 def test_an_engine_with_all_token_adapters_keeps_them() -> None:
     both = {(size, adapters) for size in SIZES[:3] for adapters in (0, 5)}
     assert captured(manager("FULL_AND_PIECEWISE", all_token_adapters=True)) == {"FULL": both, "PIECEWISE": ALL}
@@ -68,14 +81,14 @@ def test_graphs_that_mixed_steps_replay_stay(mode: str) -> None:
     assert captured(manager(mode)) == {mode: FEWER}
 
 
-def test_a_step_with_adapters_is_padded_by_a_quarter_at_most() -> None:
+def test_a_size_of_vllm_grows_by_a_quarter_at_most() -> None:
     vllm = {1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)}
     kept = graphs.keep_sizes(vllm)
     assert max(kept) == 512
     assert len(kept) < 22 < len(vllm)
     for size in vllm:
         larger = min(other for other in kept if other >= size)
-        assert larger <= max(size / graphs.NEXT_SIZE, size + 16)
+        assert larger <= size / graphs.NEXT_SIZE
 
 
 @pytest.mark.parametrize("mode", ["FULL_AND_PIECEWISE", "FULL_DECODE_ONLY", "FULL", "PIECEWISE"])

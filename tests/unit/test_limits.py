@@ -14,7 +14,7 @@ from engine_patch.adapter import Adapter, LowRankPair
 from engine_patch.base_model import BaseFingerprint
 from engine_patch.errors import PreftError
 from engine_patch.pool.layers import EngineLayers, part_shares
-from engine_patch.pool.limits import Limits
+from engine_patch.pool.limits import Limits, with_room_ahead
 from engine_patch.pool.share import Sharer, table_rows
 from engine_patch.store.file import encode, read_header, write_adapter
 from engine_patch.store.format import Header
@@ -218,3 +218,7 @@ def test_modules_that_an_adapter_leaves_out_have_rank_zero_in_the_table() -> Non
     layers, limits = engine()
     rows = table_rows(limits.layout(header(adapter(f"{LAYER}.k_proj")).groups), layers.slices)
     assert rows[:, 2].tolist() == [0, 2, 0, 0]
+
+
+def test_the_device_pool_has_room_ahead_up_to_four_gib() -> None:
+    assert [with_room_ahead(size << 30) >> 30 for size in (1, 4, 5, 50)] == [2, 8, 9, 54]

@@ -287,6 +287,18 @@ class TestTriton:
         assert torch.equal(y, before)
         assert not torch.allclose(out, silu_and_mul_reference(before), atol=1e-3)
 
+    def test_the_activation_finds_an_adapter_where_its_page_is(self) -> None:
+        layer, pages = lora_pool.make_layer(32, (24, 24), [(8, 3)], torch.float32, device=DEVICE), 2
+        shift = pages * PAGE_BYTES // layer.pool.element_size()
+        pool = torch.cat([torch.full((shift,), float("nan"), device=DEVICE), layer.pool])
+        y, x = lora_pool.inputs(layer, 6)
+        expected = y.clone()
+        lora_pool.add_reference(expected, x, layer, torch.zeros(6, dtype=torch.int64, device=DEVICE))
+        step = lora_pool.make_step(layer, torch.full((6,), -1, device=DEVICE))
+        step.set(Runs.of((7,) * 6), {7: Place(0, pages, linear=True, streams=False)})
+        out = lora_pool.add_silu_and_mul(y, x, replace(layer, pool=pool), step)
+        assert torch.allclose(out, silu_and_mul_reference(expected), atol=1e-5)
+
     @pytest.mark.parametrize("tokens", [1, 40])
     def test_the_activation_of_a_step_without_adapters_is_the_base_model_s(self, tokens: int) -> None:
         layer = lora_pool.make_layer(32, (1500, 1500), [(8, 8)], torch.float32, device=DEVICE)

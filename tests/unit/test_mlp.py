@@ -58,8 +58,19 @@ class LlamaMLP(nn.Module):
         return self.down_proj(nn.functional.silu(gate) * up)[0]
 
 
+LlamaMLP.__module__ = "vllm.model_executor.models.llama"
+
+
 class OtherMLP(LlamaMLP):
     pass
+
+
+def of_transformers() -> nn.Module:
+    """A class of the same name, whose layers are others."""
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaMLP as Same
+
+    return Same(LlamaConfig(hidden_size=4, intermediate_size=6, num_attention_heads=1))
 
 
 class Layer(nn.Module):
@@ -91,10 +102,22 @@ def unwrapped() -> nn.Module:
     return found
 
 
+def quantised_down() -> nn.Module:
+    found = LlamaMLP(UnquantizedLinearMethod())
+    found.down_proj.base_layer.quant_method = object()
+    return found
+
+
 @pytest.mark.parametrize(
     "inner",
-    [lambda: OtherMLP(UnquantizedLinearMethod()), lambda: LlamaMLP(object()), unwrapped],
-    ids=["another class", "quantised", "no adapters"],
+    [
+        lambda: OtherMLP(UnquantizedLinearMethod()),
+        lambda: LlamaMLP(object()),
+        unwrapped,
+        quantised_down,
+        of_transformers,
+    ],
+    ids=["another class", "quantised", "no adapters", "quantised behind", "transformers"],
 )
 def test_others_stay(inner: Any) -> None:
     made = inner()

@@ -77,6 +77,45 @@ def unlike(number: int) -> list[int]:
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
 @pytest.mark.parametrize("method", ["lorap", "lora"])
+@pytest.mark.parametrize("v2", [True, False])
+@pytest.mark.parametrize("steps", [1, 4], ids=["in its prompt", "decoding"])
+def test_a_preempted_request_takes_no_slot_until_it_comes_back(
+    scheduler_model: Path, patched: None, steps: int, v2: bool
+) -> None:
+    """The V1 runner is told of it in another place than the V2 runner."""
+    scheduling = Scheduling(scheduler_model, slots=1)
+    scheduler = scheduling.scheduler
+    scheduler.use_v2_model_runner = v2
+    request = scheduling.add([1] * 100, adapter("long"))
+    for _ in range(steps):
+        scheduling.step()
+    original = request.lora_request.adapter if steps == 4 else request.lora_request
+    assert scheduler.reset_prefix_cache(reset_running_requests=True)
+    assert request.lora_request is original
+    scheduler.preft_acting.let_rest()
+    assert not scheduler.preft_acting.adapters()
+    scheduling.step()
+    assert scheduler.preft_acting.adapters() == {original.lora_int_id}
+    while scheduler.has_unfinished_requests():
+        scheduling.step()
+    assert request.num_output_tokens == 8
+
+
+def test_a_request_under_the_id_of_one_that_was_aborted_is_another(scheduler_model: Path, patched: None) -> None:
+    from vllm.v1.request import RequestStatus
+
+    scheduling = Scheduling(scheduler_model, slots=1)
+    first, second = (scheduling.add([1] * 100, adapter(name)) for name in "ab")
+    scheduling.step()
+    acting = scheduling.scheduler.preft_acting
+    assert list(acting.requests.values()) == [first]
+    scheduling.scheduler.finish_requests(first.request_id, RequestStatus.FINISHED_ABORTED)
+    first.status = RequestStatus.RUNNING  # so only what the scheduler knows under the id tells
+    scheduling.scheduler.requests[first.request_id] = second
+    acting.let_rest()
+    assert not acting.requests
+
+
 def test_a_request_whose_adapter_is_not_resident_waits_a_bounded_number_of_steps(
     scheduler_model: Path, patched: None, policy: str, method: str
 ) -> None:

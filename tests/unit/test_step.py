@@ -66,7 +66,16 @@ def test_no_step_has_more_blocks_than_a_graph_of_its_size_launches(seed: int) ->
     sizes = np.diff([0, *cuts, used])
     ids = [rng.randint(0, most) for _ in sizes]
     places = {id_: place(0, id_) for id_ in range(1, most + 1)}
-    for rank in (8, 64):
-        found = cut(runs(*zip(ids, sizes.tolist(), strict=True)), places, block_rows(used, rank))
-        assert len(found.blocks) <= most_blocks(num_tokens, most, rank)
-        assert block_rows(used, rank) <= block_rows(num_tokens, rank)
+    for rank, invariant in ((8, False), (64, False), (8, True)):
+        found = cut(runs(*zip(ids, sizes.tolist(), strict=True)), places, block_rows(used, rank, invariant))
+        assert len(found.blocks) <= most_blocks(num_tokens, most, rank, invariant)
+        assert block_rows(used, rank, invariant) <= block_rows(num_tokens, rank, invariant)
+
+
+@pytest.mark.parametrize("adapters", [1, 4])
+def test_the_bound_is_reached(adapters: int) -> None:
+    """Every adapter, and the base, with one token more than fills a block."""
+    pairs = [(id_, 17) for id_ in range(adapters + 1)]
+    places = {id_: place(0, id_) for id_ in range(1, adapters + 1)}
+    found = cut(runs(*pairs), places, block_rows(17 * len(pairs), 8))
+    assert len(found.blocks) == 2 * len(pairs) == most_blocks(17 * len(pairs), adapters, 8)

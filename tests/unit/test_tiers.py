@@ -14,7 +14,7 @@ import torch
 from engine_patch.adapter import Adapter, LowRankPair
 from engine_patch.errors import PreftError
 from engine_patch.kernels.step import Place
-from engine_patch.pool import host, share
+from engine_patch.pool import device, host, share
 from engine_patch.pool.tiers import NOT_YET, AdapterTiers
 from engine_patch.ref import AdapterRef
 from tests.unit import pools
@@ -263,6 +263,7 @@ def test_ten_thousand_kinds_of_adapters_are_not_all_remembered(tmp_path: Path, m
     """Each has its own scaling, as after a sweep; what is known of a kind takes memory on the device too."""
     monkeypatch.setattr(share, "KINDS_REMEMBERED", 4)
     monkeypatch.setattr(host, "REMEMBERED", 4)
+    monkeypatch.setattr(device, "KINDS_REMEMBERED", 4)
     found = tiers(2 * PAGES, 2 * PAGES)
     for seed in range(12):
         made = random_adapter(seed)
@@ -280,6 +281,46 @@ def test_warming_up_reads_zeros_that_are_there(tmp_path: Path) -> None:
     assert int(rows[0, 2]) * 96 <= found.device.pool.numel()
     found.device.clear_table()
     assert not found.device.table.any()
+
+
+class TestKinds:
+    """Each scaling makes a kind; the table has room for two."""
+
+    @pytest.fixture
+    def found(self, monkeypatch: pytest.MonkeyPatch) -> AdapterTiers:
+        monkeypatch.setattr(device, "KINDS_REMEMBERED", 1)
+        return tiers(4 * PAGES, 4 * PAGES, slots=2)
+
+    @pytest.fixture
+    def made(self, tmp_path: Path) -> dict[str, tuple[Adapter, AdapterRef]]:
+        found = {}
+        for number, name in enumerate("abc"):
+            one = random_adapter(number)
+            one = Adapter("lorap", one.base, {n: LowRankPair(p.a, p.b, 1.0 + number) for n, p in one.pairs.items()})
+            found[name] = one, write(tmp_path, name, one)
+        return found
+
+    def bring(self, found: AdapterTiers, made: dict[str, tuple[Adapter, AdapterRef]], names: str) -> None:
+        places = bring(found, *(made[name][1] for name in names))
+        for place, name in zip(places, names, strict=True):
+            same_weights(made[name][0], found, place)
+
+    def test_a_new_one_takes_no_row_that_the_step_uses(self, found: Any, made: Any) -> None:
+        for names in ("ab", "ca", "cb", "ba", "bc", "ab"):
+            self.bring(found, made, names)
+
+    def test_a_row_is_written_once_while_there_is_room(self, found: Any, made: Any) -> None:
+        for names in ("a", "b", "a", "c"):
+            self.bring(found, made, names)
+        kept = bring(found, made["a"][1])
+        found.device.table[kept[0].kind] = 7  # b went, as the one used longest ago
+        assert bring(found, made["a"][1]) == kept
+        assert found.device.table[kept[0].kind].unique().tolist() == [7]
+
+    def test_all_are_forgotten_with_the_table(self, found: Any, made: Any) -> None:
+        self.bring(found, made, "a")
+        found.device.clear_table()
+        self.bring(found, made, "a")
 
 
 class TestPinning:

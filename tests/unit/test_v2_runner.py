@@ -16,6 +16,7 @@ pytest.importorskip("vllm")
 from vllm.lora.request import LoRARequest
 
 from engine_patch import patching
+from engine_patch.kernels.step import NO_RUNS
 from engine_patch.ref import AdapterRef
 from engine_patch.runners import v2
 
@@ -174,6 +175,17 @@ def test_a_decode_step_has_no_adapter_and_so_replays_the_graphs_of_a_server_with
     for index in range(6):
         runner.add(f"r{index}", 5, 5, adapter(index + 1), sampled=1)
     assert runner.step({f"r{index}": 1 for index in range(6)})[1:] == ((0,) * 6, [], 0)
+
+
+def test_nothing_is_asked_for_each_request_of_such_a_step() -> None:
+    runner = Runner()
+    for index in range(3):
+        runner.add(f"r{index}", 5, 5, adapter(index + 1), sampled=1)
+    rows, ones = np.arange(3), np.ones(3, dtype=np.int32)
+    assert runner.lora_state.make_lora_inputs(None, rows, ones) == ((0, 0, 0), NO_RUNS, [])
+    assert runner.lora_state.get_activate_loras(None) == []
+    runner.add("new", 5, 4, adapter(9))
+    assert runner.step({"r0": 1, "new": 1})[3] == 1
 
 
 def test_a_slot_of_a_request_that_left_does_not_speak_for_the_next() -> None:
