@@ -75,8 +75,6 @@ def unlike(number: int) -> list[int]:
     return [3 + number // 50, 3 + number % 50, *[1] * 88]
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "priority"])
-@pytest.mark.parametrize("method", ["lorap", "lora"])
 @pytest.mark.parametrize("v2", [True, False])
 @pytest.mark.parametrize("steps", [1, 4], ids=["in its prompt", "decoding"])
 def test_a_preempted_request_takes_no_slot_until_it_comes_back(
@@ -116,6 +114,8 @@ def test_a_request_under_the_id_of_one_that_was_aborted_is_another(scheduler_mod
     assert not acting.requests
 
 
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+@pytest.mark.parametrize("method", ["lorap", "lora"])
 def test_a_request_whose_adapter_is_not_resident_waits_a_bounded_number_of_steps(
     scheduler_model: Path, patched: None, policy: str, method: str
 ) -> None:
