@@ -1,19 +1,14 @@
-"""Random adapters in a pool, and the metadata of random steps: for the tests and measurements of the kernels."""
+"""Random adapters in a pool, and random steps: for the tests and measurements of the kernels."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
 
 import torch
 
 from engine_patch.kernels.reference import add_intervention_reference, add_lora_reference, scale_to_bits
 from engine_patch.kernels.step import Place, Runs
-
-if TYPE_CHECKING:
-    from engine_patch.kernels.gpu import Step
 
 ALIGNMENT = 16
 """Offsets in a pool are multiples of so many elements."""
@@ -105,26 +100,34 @@ def make_selecting_stream(width: int, rank: int, dtype: torch.dtype, device: str
     return layer
 
 
-def make_step(layer: Layer, token_slots: torch.Tensor, max_tokens: int = 0) -> Step:
-    """A step of these tokens, each adapter of which has the kind that its slot in the layer's table stands for.
-
-    Args:
-        layer: whose adapters they use.
-        token_slots: int64 `[num_tokens]`, -1 for a token without an adapter.
-        max_tokens: of the engine.
-    """
-    from engine_patch.kernels.gpu import Step
-
-    step = Step(max_tokens or token_slots.size(0), layer.table.size(0), layer.max_rank, token_slots.device)
-    set_step(step, token_slots)
-    return step
+def by_slot(token_slots: torch.Tensor) -> tuple[tuple[int, ...], dict[int, Place]]:
+    """The adapter id of every token, and where adapters are whose kind is their slot."""
+    ids = (token_slots.cpu() + 1).tolist()
+    return tuple(ids), {id_: Place(id_ - 1, 0, linear=True, streams=True) for id_ in set(ids) - {0}}
 
 
-def set_step(step: Step, token_slots: torch.Tensor) -> None:
-    """Let `step` be one of these tokens."""
-    ids = token_slots.cpu() + 1
-    used = set(ids.tolist()) - {0}
-    step.set(Runs.of(tuple(ids.tolist())), {id_: Place(id_ - 1, 0, linear=True, streams=True) for id_ in used})
+class Step:
+    """A step of an engine that has but one layer, each adapter of which has the kind that its slot in the table stands for."""
+
+    def __init__(self, layer: Layer, token_slots: torch.Tensor, max_tokens: int = 0) -> None:
+        """See `set`; `max_tokens` is of the engine, by default as many as the step has."""
+        from engine_patch.kernels import layer as kernels
+
+        self.is_stream, device = layer.is_stream, layer.pool.device
+        most, adapters = max_tokens or token_slots.size(0), layer.table.size(0)
+        self.shared = kernels.Shared(most, adapters, layer.max_rank, False, device)
+        self.layer = kernels.Layer(kernels.Weights(layer.pool, layer.table, layer.slices), self.shared)
+        self.set(token_slots)
+
+    def set(self, token_slots: torch.Tensor) -> None:
+        """Let it be one of these tokens, int64 `[num_tokens]`, -1 for a token without an adapter."""
+        self.set_places(*by_slot(token_slots))
+
+    def set_places(self, ids: tuple[int, ...], places: dict[int, Place]) -> None:
+        """The same by the adapter id of every token, and where the adapters are."""
+        from engine_patch.kernels.gpu import set_step
+
+        set_step(self.shared, Runs.of(ids), places)
 
 
 def inputs(layer: Layer, num_tokens: int, seed: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
@@ -138,23 +141,18 @@ def inputs(layer: Layer, num_tokens: int, seed: int = 1) -> tuple[torch.Tensor, 
     return draw(sum(layer.widths)), draw(layer.in_features)
 
 
-def add(y: torch.Tensor, x: torch.Tensor, layer: Layer, step: Step, align: int = 1) -> None:
-    """The kernels, through the custom op for such a layer; `align` is what LoRA's is told."""
+def add(y: torch.Tensor, x: torch.Tensor, step: Step) -> None:
+    """The kernels, through the custom op for such a layer; of a stream, y is hidden and x the residual."""
     from engine_patch.kernels import op
 
-    place = (layer.pool, layer.table, layer.slices, step.arguments(), layer.table.size(0), layer.max_rank)
-    if layer.is_stream:
-        op.add_intervention(y, x, *place)
-    else:
-        op.add_lora(y, x, *place, max(layer.widths), align)
+    (op.add_intervention if step.is_stream else op.add_lora)(y, x, step.layer.key)
 
 
-def add_silu_and_mul(y: torch.Tensor, x: torch.Tensor, layer: Layer, step: Step) -> torch.Tensor:
-    """The activation of a gated MLP whose gate and up `layer` adapts, through its custom op."""
+def add_silu_and_mul(y: torch.Tensor, x: torch.Tensor, step: Step) -> torch.Tensor:
+    """The activation of a gated MLP whose gate and up the layer adapts, through its custom op."""
     from engine_patch.kernels import op
 
-    place = (layer.pool, layer.table, layer.slices, step.arguments(), layer.table.size(0), layer.max_rank)
-    out: torch.Tensor = op.add_lora_silu_and_mul(y, x, *place)
+    out: torch.Tensor = op.add_lora_silu_and_mul(y, x, step.layer.key)
     return out
 
 
@@ -164,45 +162,50 @@ def add_reference(y: torch.Tensor, x: torch.Tensor, layer: Layer, token_slots: t
     reference(y, x, layer.pool, layer.table, layer.slices, token_slots)
 
 
-def make_wrapper(layer: Layer, token_slots: torch.Tensor, max_tokens: int = 64) -> Any:
-    """Upstream's initialiser needs an engine's LoRA configuration, and Triton on a GPU."""
-    from engine_patch.kernels.gpu import PoolPunicaWrapper
+class Wrapped:
+    """The kernels, as the engine's layers and streams call them, in an engine that has but one."""
 
-    wrapper = PoolPunicaWrapper.__new__(PoolPunicaWrapper)
-    wrapper.step = make_step(layer, token_slots, max_tokens)
-    wrapper.lora_config = SimpleNamespace(max_loras=layer.table.size(0), max_lora_rank=layer.max_rank)
-    return wrapper
+    def __init__(self, layer: Layer, token_slots: torch.Tensor, max_tokens: int = 64) -> None:
+        """See `Step`. Upstream's initialiser needs an engine's configuration, and Triton on a GPU."""
+        from engine_patch.kernels.gpu import PoolPunicaWrapper
+        from engine_patch.kernels.layer import Shared
 
+        self.wrapper = PoolPunicaWrapper.__new__(PoolPunicaWrapper)
+        self.wrapper.shared = Shared(max_tokens, layer.table.size(0), layer.max_rank, False, layer.pool.device)
+        self.wrapper.layers = []
+        self._layer, self._stacked = layer, self.wrapper.adopt(layer.pool, layer.table, layer.slices)
+        self.set(token_slots)
 
-def add_wrapped(wrapper: Any, y: torch.Tensor, x: torch.Tensor, layer: Layer) -> None:
-    """The kernels, as the engine's layers and streams call them."""
-    stacked = (layer.pool,), (layer.table, layer.slices)
-    if layer.is_stream:
-        wrapper.add_intervention(y, x, *stacked)
-    else:
-        wrapper.add_lora_linear(y, x, *stacked, 1.0, layer.widths)
+    def set(self, token_slots: torch.Tensor) -> None:
+        """See `Step.set`."""
+        ids, places = by_slot(token_slots)
+        self.wrapper.begin_step(Runs.of(ids), places)
+
+    def __call__(self, y: torch.Tensor, x: torch.Tensor) -> None:
+        if self._layer.is_stream:
+            self.wrapper.add_intervention(y, x, *self._stacked)
+        else:
+            self.wrapper.add_lora_linear(y, x, *self._stacked, 1.0, self._layer.widths)
 
 
 def check_compiled(layer: Layer, backend: str) -> None:
     """torch.compile makes one graph of it, for all numbers of tokens, and the step's metadata stay out of it."""
     from torch._dynamo.testing import CompileCounterWithBackend
 
-    device = layer.pool.device
     generator = torch.Generator().manual_seed(0)
-    wrapper = make_wrapper(layer, torch.zeros(2, dtype=torch.int64, device=device))
+    wrapped = Wrapped(layer, torch.zeros(2, dtype=torch.int64))
     width = sum(layer.widths)
 
     def forward(x: torch.Tensor) -> torch.Tensor:
         y = torch.cat([x, x], 1)[:, :width] * 2
-        add_wrapped(wrapper, y, x, layer)
+        wrapped(y, x)
         return y + x[:, :1]
 
     counter = CompileCounterWithBackend(backend)
     compiled = torch.compile(forward, backend=counter, fullgraph=True, dynamic=False)
     with torch.inference_mode():
         for tokens in (20, 33, 7):
-            slots = torch.randint(-1, layer.table.size(0), (tokens,), generator=generator).to(device)
-            set_step(wrapper.step, slots)
+            wrapped.set(torch.randint(-1, layer.table.size(0), (tokens,), generator=generator))
             x = inputs(layer, tokens)[1]
             before = x.clone()
             torch._dynamo.mark_dynamic(x, 0)  # as vLLM does

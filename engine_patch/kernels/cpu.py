@@ -26,6 +26,10 @@ class SegmentPunicaWrapper(PunicaWrapperCPU):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         self.segments: list[Segment] = []
 
+    def adopt(self, pool: torch.Tensor, table: torch.Tensor, slices: torch.Tensor) -> tuple[Any, Any]:
+        """What a layer is to hand over as `lora_a_stacked` and `lora_b_stacked`: `(pool,)` and `(table, slices)`."""
+        return (pool,), (table, slices)
+
     def begin_step(self, runs: Runs, places: Mapping[int, Place]) -> None:
         """Take the step's token map, and where its adapters are, by id."""
         self.segments = find_segments(runs, places)

@@ -13,54 +13,32 @@ from typing import Any
 
 import numpy as np
 import torch
+from vllm import envs
 from vllm.lora.punica_wrapper.punica_gpu import PunicaWrapperGPU
 
-from engine_patch.kernels.op import (
-    ADAPTED,
-    ALL,
-    LINEAR,
-    STREAMS,
-    add_intervention,
-    add_lora,
-    add_lora_silu_and_mul,
-    is_invariant,
-)
+from engine_patch.kernels.layer import Layer, Shared, Weights
+from engine_patch.kernels.op import add_intervention, add_lora, add_lora_silu_and_mul
 from engine_patch.kernels.step import Place, Runs, cut
-from engine_patch.kernels.tiles import block_rows, common_alignment, most_blocks
+from engine_patch.kernels.tiles import block_rows
 
 
-class Step:
-    """A step's blocks, on the host and the device, in tensors that stay: compiled code and graphs hold them."""
+def set_step(shared: Shared, runs: Runs, places: Mapping[int, Place]) -> None:
+    """Let the kernels that are queued from now on see a step.
 
-    def __init__(self, max_tokens: int, max_adapters: int, max_rank: int, device: torch.device | str) -> None:
-        self._max_rank = max_rank
-        most = most_blocks(max_tokens, max_adapters, max_rank, is_invariant())
-        self._counts = np.zeros(4, dtype=np.int32)
-        self.counts = torch.from_numpy(self._counts)
-        self.blocks = torch.zeros(1 + most, 4, dtype=torch.int32, device=device)
-        self.tokens = torch.zeros(max_tokens, dtype=torch.int32, device=device)
-
-    def set(self, runs: Runs, places: Mapping[int, Place]) -> None:
-        """Let the kernels that are queued from now on see a step.
-
-        Args:
-            runs: its tokens.
-            places: of its adapters, by id; none if it has no adapted token.
-        """
-        self._counts[:] = 0
-        if not places:
-            return
-        found = cut(runs, places, block_rows(int(runs.counts.sum()), self._max_rank, is_invariant()))
-        self._counts[[ADAPTED, ALL]] = found.adapted, len(found.blocks)
-        self._counts[LINEAR] = any(place.linear for place in places.values())
-        self._counts[STREAMS] = any(place.streams for place in places.values())
-        header = np.array([[found.adapted, len(found.blocks), 0, 0]], dtype=np.int32)
-        _copy(self.blocks, np.concatenate([header, found.blocks]))
-        _copy(self.tokens, found.tokens)
-
-    def arguments(self) -> list[torch.Tensor]:
-        """For the ops."""
-        return [self.counts, self.blocks, self.tokens]
+    Args:
+        shared: of the engine.
+        runs: the step's tokens.
+        places: of its adapters, by id; none if it has no adapted token.
+    """
+    shared.linear = any(place.linear for place in places.values())
+    shared.streams = any(place.streams for place in places.values())
+    if not places:
+        return
+    found = cut(runs, places, block_rows(int(runs.counts.sum()), shared.max_rank, shared.is_invariant))
+    shared.num_adapted, shared.num_blocks = found.adapted, len(found.blocks)
+    header = np.array([[found.adapted, len(found.blocks), 0, 0]], dtype=np.int32)
+    _copy(shared.blocks, np.concatenate([header, found.blocks]))
+    _copy(shared.tokens, found.tokens)
 
 
 def _copy(target: torch.Tensor, source: Any) -> None:
@@ -70,17 +48,30 @@ def _copy(target: torch.Tensor, source: Any) -> None:
 
 
 class PoolPunicaWrapper(PunicaWrapperGPU):  # type: ignore[misc]
-    """Upstream's interface; linear layers hand over the pool instead of their own weights."""
+    """Upstream's interface; linear layers hand over the key of a `Layer` instead of their own weights."""
 
     def __init__(
         self, max_num_batched_tokens: int, max_batches: int, device: torch.device | str, **kwargs: Any
     ) -> None:
         super().__init__(max_num_batched_tokens, max_batches, device, **kwargs)
-        self.step = Step(max_num_batched_tokens, self.lora_config.max_loras, self.lora_config.max_lora_rank, device)
+        adapters, rank = self.lora_config.max_loras, self.lora_config.max_lora_rank
+        self.shared = Shared(max_num_batched_tokens, adapters, rank, bool(envs.VLLM_BATCH_INVARIANT), device)
+        self.layers: list[Layer] = []
+
+    def adopt(self, pool: torch.Tensor, table: torch.Tensor, slices: torch.Tensor) -> tuple[Any, Any]:
+        """What a layer is to hand over as `lora_a_stacked` and `lora_b_stacked`.
+
+        Args:
+            pool: `[num_elements]`.
+            table: int64 `[kinds, n_slices, 4]`, of this layer.
+            slices: int32 `[n_slices, 2]`.
+        """
+        self.layers.append(Layer(Weights(pool, table, slices), self.shared))
+        return (self.layers[-1].key,), ()
 
     def begin_step(self, runs: Runs, places: Mapping[int, Place]) -> None:
-        """See `Step.set`."""
-        self.step.set(runs, places)
+        """See `set_step`."""
+        set_step(self.shared, runs, places)
 
     def add_lora_linear(
         self,
@@ -99,8 +90,8 @@ class PoolPunicaWrapper(PunicaWrapperGPU):  # type: ignore[misc]
         Args:
             y: `[num_tokens, sum(output_slices)]`, or with a leading dimension of 1; changed in place.
             x: `[num_tokens, in_features]`, or with a leading dimension of 1.
-            lora_a_stacked: `(pool,)`; empty for a layer that no adapter can adapt.
-            lora_b_stacked: `(table, slices)`, of this layer.
+            lora_a_stacked: what `adopt` gave; empty for a layer that no adapter can adapt.
+            lora_b_stacked: empty.
             scale: 1, as upstream's layers have it; each adapter's own scale is in the table.
             output_slices: the slices' widths, in order.
         """
@@ -108,30 +99,19 @@ class PoolPunicaWrapper(PunicaWrapperGPU):  # type: ignore[misc]
             return
         assert scale == 1.0
         assert buffer is None
-        (pool,) = lora_a_stacked
-        table, slices = lora_b_stacked
-        x, y = x.view(-1, x.shape[-1]), y.view(-1, y.shape[-1])
-        alignment = common_alignment(*output_slices)
-        add_lora(y, x, pool, table, slices, *self._step(), max(output_slices), alignment)
+        add_lora(y.view(-1, y.shape[-1]), x.view(-1, x.shape[-1]), lora_a_stacked[0])
 
     def add_lora_silu_and_mul(
-        self,
-        gate_up: torch.Tensor,
-        x: torch.Tensor,
-        lora_a_stacked: tuple[torch.Tensor, ...],
-        lora_b_stacked: tuple[torch.Tensor, ...],
+        self, gate_up: torch.Tensor, x: torch.Tensor, lora_a_stacked: tuple[torch.Tensor, ...]
     ) -> torch.Tensor:
         """`silu(gate) * up`, `[num_tokens, width]`, of what `add_lora_linear` would leave in gate_up; torch.compile traces this.
 
         Args:
             gate_up: `[num_tokens, 2 * width]`, of the base model's layer.
             x: `[num_tokens, in_features]`, its input.
-            lora_a_stacked: as of a linear layer that some adapter can adapt.
-            lora_b_stacked: as of a linear layer with two slices.
+            lora_a_stacked: of a linear layer with two slices that some adapter can adapt.
         """
-        (pool,) = lora_a_stacked
-        table, slices = lora_b_stacked
-        hidden: torch.Tensor = add_lora_silu_and_mul(gate_up, x, pool, table, slices, *self._step())
+        hidden: torch.Tensor = add_lora_silu_and_mul(gate_up, x, lora_a_stacked[0])
         return hidden
 
     def add_intervention(
@@ -147,16 +127,10 @@ class PoolPunicaWrapper(PunicaWrapperGPU):  # type: ignore[misc]
             hidden: `[num_tokens, width]`, changed in place.
             residual: `[num_tokens, width]`.
             lora_a_stacked: as of a linear layer.
-            lora_b_stacked: as of a linear layer with one slice.
+            lora_b_stacked: empty.
         """
-        if not lora_a_stacked:
-            return
-        (pool,) = lora_a_stacked
-        table, slices = lora_b_stacked
-        add_intervention(hidden, residual, pool, table, slices, *self._step())
-
-    def _step(self) -> tuple[list[torch.Tensor], int, int]:
-        return self.step.arguments(), self.lora_config.max_loras, self.lora_config.max_lora_rank
+        if lora_a_stacked:
+            add_intervention(hidden, residual, lora_a_stacked[0])
 
 
 def patch() -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 
 SMALL_STEP = 512
 """Steps of at most so many tokens get low tiles: those that vLLM replays as CUDA graphs."""
@@ -95,30 +94,6 @@ def choose_run(max_width: int, tile: int, programs: int) -> tuple[int, int]:
     return -(-tiles // run), run
 
 
-@dataclass(frozen=True)
-class Plan:
-    """How to compute one layer in a step."""
-
-    tiles: Tiles
-    splits: int
-    """Among how many programs shrink shares a sum over `in_features`."""
-    padded_rank: int
-
-
-@lru_cache(maxsize=4096)
-def plan(
-    num_tokens: int, in_features: int, n_slices: int, max_rank: int, is_float32: bool, is_invariant: bool = False
-) -> Plan:
-    """The plan for a step of `num_tokens` tokens, all of them with their padding.
-
-    There are two different tiles for an engine, since Triton compiles the kernels for each. With `is_invariant` (vLLM's batch
-    invariance) there is one, and no sum is shared, so that a token's result does not depend on its company.
-    """
-    tiles = choose_tiles(block_rows(num_tokens, max_rank, is_invariant), max_rank, is_float32)
-    splits = 1 if is_invariant else choose_splits(max(1, num_tokens // tiles.rows) * n_slices, in_features)
-    return Plan(tiles, splits, -(-max_rank // RANK_UNIT) * RANK_UNIT)
-
-
 def choose_splits(programs: int, in_features: int) -> int:
     """Among how many programs each of `programs` shares its sum."""
     splits = 1
@@ -128,7 +103,7 @@ def choose_splits(programs: int, in_features: int) -> int:
 
 
 def choose_tiles(rows: int, max_rank: int, is_float32: bool) -> Tiles:
-    """Measured on an H200 (`tests/benchmarks/bench_lora_kernels.py`)."""
+    """Of blocks of `rows` tokens, as measured on an H200. An engine has two, since Triton compiles the kernels for each."""
     rank = min(LARGEST_RANK_TILE, max(16, power_of_two(max_rank)))
     if is_float32:  # without tensor cores; operands are held in registers
         return Tiles(rows, min(32, rank), 32, 64, 4, 2, 4, 1)

@@ -10,40 +10,16 @@ stores its part, and expand adds the parts in order.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
 
 from engine_patch.kernels.launch import Launcher
-from engine_patch.kernels.tiles import RANK_UNIT, Tiles, choose_run
-from engine_patch.store.layout import PAGE_BYTES
+from engine_patch.kernels.layer import Layer
+from engine_patch.kernels.tiles import RANK_UNIT, choose_run
 
 UNIT = tl.constexpr(RANK_UNIT)  # what a kernel may read of a module
 ALIGNED = 16  # bytes
-
-
-class Weights(NamedTuple):
-    """The adapters of one layer."""
-
-    pool: torch.Tensor
-    """`[num_elements]`."""
-    table: torch.Tensor
-    """int64 `[kinds, n_slices, 4]`, a view with strides."""
-    slices: torch.Tensor
-    """int32 `[n_slices, 2]`: first column and width."""
-
-
-class Grid(NamedTuple):
-    """A step's blocks on the device."""
-
-    blocks: torch.Tensor
-    """int32 `[1 + most, 4]`: the number of adapted blocks, of all, and two zeros; then `step.Blocks.blocks`."""
-    tokens: torch.Tensor
-    """int32 `[most]`: `step.Blocks.tokens`."""
-    launched: int
-    """Blocks to launch programs for; those that the step does not have end at once."""
 
 
 @triton.jit
@@ -233,55 +209,49 @@ def _expand_kernel(
 _launch_shrink, _launch_expand = Launcher(_shrink_kernel), Launcher(_expand_kernel)
 
 
-def page_elements(pool: torch.Tensor) -> int:
-    """Elements of a page."""
-    return PAGE_BYTES // pool.element_size()
+def shrink(layer: Layer, x: torch.Tensor, residual: torch.Tensor | None) -> int:
+    """Fill, of `layer.shared.shrunk`, what the second kernel reads: `[splits, n_slices, num_tokens, padded_rank]`; the splits.
 
-
-def shrink(
-    shrunk: torch.Tensor, x: torch.Tensor, residual: torch.Tensor | None, weights: Weights, grid: Grid, tiles: Tiles
-) -> None:
-    """Fill, of `shrunk`, what expand reads: float32 `[splits, n_slices, num_tokens, padded_rank]`.
-
-    `padded_rank` is the largest rank, rounded up to a multiple of RANK_UNIT. `residual` makes interventions of the adapters.
+    `residual` makes interventions of the adapters.
     """
-    splits, n_slices, num_tokens, padded_rank = shrunk.shape
-    x_stride, in_features, kind_stride = x.stride(0), x.size(1), weights.table.stride(0)
+    (num_tokens, in_features), x_stride, shared = x.shape, x.stride(0), layer.shared
+    tiles = layer.tiles(num_tokens)
+    splits = layer.splits(num_tokens, in_features, tiles.rows)
     residual_stride = None if residual is None else residual.stride(0)
     aligned = x.data_ptr() % ALIGNED, residual is None or residual.data_ptr() % ALIGNED
     _launch_shrink(
-        (grid.launched * n_slices * splits, 1, 1),
-        (x.dtype, aligned, x_stride, residual_stride, in_features, kind_stride, padded_rank, tiles),
+        (shared.launched(num_tokens, only_adapted=True) * layer.n_slices * splits, 1, 1),
+        (layer.number, tiles.rows, x_stride, residual_stride, aligned),
         (
             *(x, x_stride, residual, residual_stride, in_features),
-            *(weights.pool, weights.table, kind_stride),
-            *(grid.blocks, grid.tokens),
-            *(shrunk, num_tokens, n_slices, splits, padded_rank),
+            *(layer.pool, layer.table, layer.kind_stride),
+            *(shared.blocks, shared.tokens),
+            *(shared.shrunk, num_tokens, layer.n_slices, splits, layer.padded_rank),
         ),
-        (page_elements(weights.pool), tiles.rows, tiles.rank, tiles.depth, tiles.shrink_stages),
+        (layer.page, tiles.rows, tiles.rank, tiles.depth, tiles.shrink_stages),
         tiles.shrink_warps,
     )
+    return splits
 
 
-def expand(
-    y: torch.Tensor, shrunk: torch.Tensor, weights: Weights, grid: Grid, tiles: Tiles, max_width: int, alignment: int
-) -> None:
-    """Add to y, `[num_tokens, sum of widths]`, in place; `shrunk` comes from `shrink` with the same tiles."""
-    splits, n_slices, num_tokens, padded_rank = shrunk.shape
-    y_stride, kind_stride = y.stride(0), weights.table.stride(0)
-    runs, run = choose_run(max_width, tiles.width, grid.launched * n_slices)
+def expand(layer: Layer, y: torch.Tensor, splits: int) -> None:
+    """Add to y, `[num_tokens, sum of widths]`, in place, what shrink has computed."""
+    num_tokens, y_stride, shared = y.size(0), y.stride(0), layer.shared
+    tiles = layer.tiles(num_tokens)
+    programs = shared.launched(num_tokens, only_adapted=True) * layer.n_slices
+    runs, run = choose_run(layer.max_width, tiles.width, programs)
     _launch_expand(
-        (grid.launched * n_slices * runs, 1, 1),
-        (y.dtype, y.data_ptr() % ALIGNED, y_stride, kind_stride, padded_rank, tiles, alignment),
+        (programs * runs, 1, 1),
+        (layer.number, tiles.rows, y_stride, y.data_ptr() % ALIGNED),
         (
             *(y, y_stride),
-            *(shrunk, num_tokens, n_slices, splits, padded_rank),
-            *(weights.pool, weights.table, kind_stride, weights.slices),
-            *(grid.blocks, grid.tokens, runs, run),
+            *(shared.shrunk, num_tokens, layer.n_slices, splits, layer.padded_rank),
+            *(layer.pool, layer.table, layer.kind_stride, layer.slices),
+            *(shared.blocks, shared.tokens, runs, run),
         ),
         (
-            *(page_elements(weights.pool), tiles.rows, tiles.rank, padded_rank <= tiles.rank),
-            *(tiles.width, alignment, tiles.expand_stages),
+            *(layer.page, tiles.rows, tiles.rank, layer.padded_rank <= tiles.rank),
+            *(tiles.width, layer.alignment, tiles.expand_stages),
         ),
         tiles.expand_warps,
     )

@@ -11,8 +11,9 @@ import triton
 import triton.language as tl
 
 from engine_patch.kernels.launch import Launcher
-from engine_patch.kernels.tiles import Tiles, choose_run
-from engine_patch.kernels.triton_lora import ALIGNED, Grid, Weights, find_block, load_shrunk, page_elements, times_b
+from engine_patch.kernels.layer import Layer
+from engine_patch.kernels.tiles import choose_run
+from engine_patch.kernels.triton_lora import ALIGNED, find_block, load_shrunk, times_b
 
 PLAIN_WIDTH = 1024
 
@@ -126,24 +127,23 @@ def silu_and_mul(out: torch.Tensor, gate_up: torch.Tensor) -> None:
     )
 
 
-def silu_and_mul_adapted(
-    out: torch.Tensor, gate_up: torch.Tensor, shrunk: torch.Tensor, weights: Weights, grid: Grid, tiles: Tiles
-) -> None:
-    """The same of what `expand` would have left in gate_up; `grid` covers all blocks of the step, which must be all tokens."""
-    splits, _, num_tokens, padded_rank = shrunk.shape
-    width, stride, kind_stride = out.size(1), gate_up.stride(0), weights.table.stride(0)
-    runs, run = choose_run(width, tiles.width, grid.launched)
+def silu_and_mul_adapted(layer: Layer, out: torch.Tensor, gate_up: torch.Tensor, splits: int) -> None:
+    """The same of what `expand` would have left in gate_up, for all blocks of the step, which must be all tokens."""
+    (num_tokens, width), stride, shared = out.shape, gate_up.stride(0), layer.shared
+    tiles = layer.tiles(num_tokens)
+    launched = shared.launched(num_tokens, only_adapted=False)
+    runs, run = choose_run(width, tiles.width, launched)
     _launch_adapted(
-        (grid.launched * runs, 1, 1),
-        (out.dtype, gate_up.data_ptr() % ALIGNED, stride, width, kind_stride, padded_rank, tiles),
+        (launched * runs, 1, 1),
+        (layer.number, tiles.rows, stride, gate_up.data_ptr() % ALIGNED),
         (
             *(out, gate_up, stride, width),
-            *(shrunk, num_tokens, splits, padded_rank),
-            *(weights.pool, weights.table, kind_stride),
-            *(grid.blocks, grid.tokens, runs, run),
+            *(shared.shrunk, num_tokens, splits, layer.padded_rank),
+            *(layer.pool, layer.table, layer.kind_stride),
+            *(shared.blocks, shared.tokens, runs, run),
         ),
         (
-            *(page_elements(weights.pool), tiles.rows, tiles.rank, padded_rank <= tiles.rank),
+            *(layer.page, tiles.rows, tiles.rank, layer.padded_rank <= tiles.rank),
             *(tiles.width, tiles.expand_stages),
         ),
         tiles.expand_warps,

@@ -128,7 +128,7 @@ def limits_of(layers: EngineLayers, max_rank: int, num_slots: int, itemsize: int
 
 
 def attach(layers: EngineLayers, pool: torch.Tensor, table: torch.Tensor) -> None:
-    """Give each layer what its kernels need: `lora_a_stacked = (pool,)`, `lora_b_stacked = (its rows of the table, slices)`.
+    """Give each layer what its kernels need: the pool, its rows of the table, and where its slices lie.
 
     Args:
         layers: all wrapped layers.
@@ -141,8 +141,8 @@ def attach(layers: EngineLayers, pool: torch.Tensor, table: torch.Tensor) -> Non
         slices = torch.tensor(
             list(zip(starts, layer.output_slices, strict=True)), dtype=torch.int32, device=pool.device
         )
-        layer.lora_a_stacked = (pool,)
-        layer.lora_b_stacked = (table[:, first : first + len(parts)], slices)
+        own = table[:, first : first + len(parts)]
+        layer.lora_a_stacked, layer.lora_b_stacked = layer.punica_wrapper.adopt(pool, own, slices)
         first += len(parts)
 
 

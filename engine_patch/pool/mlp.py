@@ -29,7 +29,7 @@ class AdaptedMLP(nn.Module):
         """`[num_tokens, hidden]` to the same shape."""
         layer = self.gate_up_proj
         gate_up, _ = layer.base_layer(x)
-        hidden = layer.punica_wrapper.add_lora_silu_and_mul(gate_up, x, layer.lora_a_stacked, layer.lora_b_stacked)
+        hidden = layer.punica_wrapper.add_lora_silu_and_mul(gate_up, x, layer.lora_a_stacked)
         out, _ = self.down_proj(hidden)
         return out  # type: ignore[no-any-return]
 

@@ -7,6 +7,8 @@ rest of a model would overwrite it.
 The engine adds to gate and up within the activation behind them: `activation` is the time of that, `activation_alone` of the
 activation without adapters.
 
+`host_us_a_call` is what a call of the custom op takes the host, whatever the device does.
+
 An intervention on the residual stream has nothing to be compared with in vLLM. It stands beside the addition of two tensors of
 its size: nothing that reads hidden and residual and writes hidden takes less.
 """
@@ -17,6 +19,7 @@ import argparse
 import json
 import statistics
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -26,7 +29,7 @@ import torch
 
 from engine_patch.kernels.reference import scale_to_bits
 from tests.benchmarks import common
-from tests.lora_pool import Layer, add, add_silu_and_mul, inputs, make_step, make_stream
+from tests.lora_pool import Layer, Step, add, add_silu_and_mul, inputs, make_stream
 
 MODELS = {
     "Qwen2.5-0.5B": {"hidden": 896, "intermediate": 4864, "q": 896, "kv": 128},
@@ -174,20 +177,20 @@ def compare(case: Case, in_features: int, widths: tuple[int, ...], dtype: torch.
         cache.clear()
     stacked = make_stacked(case, in_features, widths, dtype)
     layer = to_pool(case, stacked, in_features, widths)
-    step, metadata = make_step(layer, slots_of(case)), stock_metadata(case)
+    step, metadata = Step(layer, slots_of(case)), stock_metadata(case)
     y, x = inputs(layer, case.tokens)
     of_pool, of_stock = y.clone(), y.clone()
-    add(of_pool, x, layer, step, 16)
+    add(of_pool, x, step)
     stock(of_stock, x, stacked, metadata)
     apart = (of_pool.float() - of_stock.float()).abs().max() / of_stock.float().abs().max()
     graphs = {
-        "pool": capture(lambda: add(of_pool, x, layer, step, 16)),
+        "pool": capture(lambda: add(of_pool, x, step)),
         "stock": capture(lambda: stock(of_stock, x, stacked, metadata)),
     }
     if is_gated(widths):
-        graphs["activation"] = capture(lambda: add_silu_and_mul(of_pool, x, layer, step))
-        none = make_step(layer, torch.full((case.tokens,), -1, device="cuda"))
-        graphs["activation_alone"] = capture(lambda: add_silu_and_mul(of_pool, x, layer, none))
+        graphs["activation"] = capture(lambda: add_silu_and_mul(of_pool, x, step))
+        none = Step(layer, torch.full((case.tokens,), -1, device="cuda"))
+        graphs["activation_alone"] = capture(lambda: add_silu_and_mul(of_pool, x, none))
     times = measure(graphs, repeats)
     found: dict[str, Any] = {name: summary(of_side) for name, of_side in times.items()}
     return {**found, "largest_difference": round(apart.item(), 6)}
@@ -197,16 +200,30 @@ def intervene(case: Case, width: int, dtype: torch.dtype, repeats: int) -> dict[
     """Times of the interventions of a step on a stream, and of the addition that bounds them."""
     layer = replace(make_stream(width, [case.rank] * case.adapters, dtype, device="cuda"), max_rank=case.max_rank)
     layer.pool.mul_(0.01)  # each replay changes hidden, which must stay finite
-    step = make_step(layer, slots_of(case))
+    step = Step(layer, slots_of(case))
     hidden, residual = inputs(layer, case.tokens)
     stream = torch.empty_like(hidden)
     graphs = {
-        "pool": capture(lambda: add(hidden, residual, layer, step)),
+        "pool": capture(lambda: add(hidden, residual, step)),
         "bound": capture(lambda: torch.add(hidden, residual, out=stream)),
     }
     times = measure(graphs, repeats)
     assert hidden.isfinite().all()
     return {name: summary(of_side) for name, of_side in times.items()}
+
+
+def host_cost(case: Case, in_features: int, widths: tuple[int, ...], dtype: torch.dtype, repeats: int) -> float:
+    """Microseconds that the host takes for one call of the custom op, its two launches included."""
+    layer = to_pool(case, make_stacked(case, in_features, widths, dtype), in_features, widths)
+    step, (y, x) = Step(layer, slots_of(case)), inputs(layer, case.tokens)
+    times = []
+    for _ in range(repeats):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        for _ in range(20):  # fewer than the device's queue holds
+            add(y, x, step)
+        times.append((time.perf_counter() - began) / 20 * 1e6)
+    return round(statistics.median(times), 1)
 
 
 def run_interventions(models: list[str], dtype: torch.dtype, repeats: int) -> list[dict[str, Any]]:
@@ -251,7 +268,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=50)
     options = parser.parse_args()
     settings = options.model or list(MODELS), getattr(torch, options.dtype), options.repeats
+    few = Case("prefill", 1024, 4, 8, 8)
     results = {
+        "host_us_a_call": host_cost(few, *linear_layers(settings[0][0])["o"], settings[1], options.repeats),
         "results": run(*settings) if options.only != "interventions" else [],
         "interventions": run_interventions(*settings) if options.only != "linear" else [],
     }

@@ -59,12 +59,12 @@ def draw_slots(mix: str, num_slots: int) -> torch.Tensor:
     return torch.randint(-1, num_slots, (tokens,), generator=generator).to("cuda")
 
 
-def check(layer: lora_pool.Layer, slots: torch.Tensor, align: int, tolerance: float | None = None) -> None:
+def check(layer: lora_pool.Layer, slots: torch.Tensor, tolerance: float | None = None) -> None:
     y, x = lora_pool.inputs(layer, slots.size(0))
     before, expected, x_before = y.clone(), y.clone(), x.clone()
     lora_pool.add_reference(expected, x, layer, slots)
-    step = lora_pool.make_step(layer, slots)
-    lora_pool.add(y, x, layer, step, align)
+    step = lora_pool.Step(layer, slots)
+    lora_pool.add(y, x, step)
     error = (y.float() - expected.float()).abs().max().item()
     tolerance = TOLERANCES[layer.pool.dtype] if tolerance is None else tolerance
     assert error <= tolerance * expected.float().abs().max().item()
@@ -72,7 +72,7 @@ def check(layer: lora_pool.Layer, slots: torch.Tensor, align: int, tolerance: fl
     same = lora_pool.untouched(layer, slots)
     assert torch.equal(y[same], before[same])
     again = before.clone()
-    lora_pool.add(again, x, layer, step, align)
+    lora_pool.add(again, x, step)
     assert torch.equal(again, y)  # deterministic
 
 
@@ -83,7 +83,7 @@ def check(layer: lora_pool.Layer, slots: torch.Tensor, align: int, tolerance: fl
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 def test_equals_the_reference(dtype: torch.dtype, shape: tuple[int, tuple[int, ...]], mix: str) -> None:
     layer = make(*shape, dtype)
-    check(layer, draw_slots(mix, len(RANKS)), 16 if shape[0] % 16 == 0 else 1)
+    check(layer, draw_slots(mix, len(RANKS)))
 
 
 @pytest.mark.parametrize("mix", ["one token", "none", "decode", "small", "middling", "large"])
@@ -95,7 +95,7 @@ def test_the_activation_adds_what_the_layer_would(dtype: torch.dtype, shape: tup
     expected = y.clone()
     lora_pool.add_reference(expected, x, layer, slots)
     expected = silu_and_mul_reference(expected)
-    out = lora_pool.add_silu_and_mul(y, x, layer, lora_pool.make_step(layer, slots))
+    out = lora_pool.add_silu_and_mul(y, x, lora_pool.Step(layer, slots))
     error = (out.float() - expected.float()).abs().max().item()
     assert error <= 2 * TOLERANCES[dtype] * expected.float().abs().max().item()  # of a product of two such numbers
 
@@ -104,20 +104,20 @@ def test_the_activation_adds_what_the_layer_would(dtype: torch.dtype, shape: tup
 @pytest.mark.parametrize("width", STREAMS)
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 def test_interventions_see_the_stream_as_pytorch_rounds_it(dtype: torch.dtype, width: int, mix: str) -> None:
-    check(lora_pool.make_selecting_stream(width, 13, dtype, "cuda"), draw_slots(mix, 1), 1, tolerance=0.0)
+    check(lora_pool.make_selecting_stream(width, 13, dtype, "cuda"), draw_slots(mix, 1), tolerance=0.0)
 
 
 @pytest.mark.parametrize("tokens", [130, 8192])
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 def test_interventions_of_every_rank(dtype: torch.dtype, tokens: int) -> None:
     layer = lora_pool.make_stream(896, range(1, 65), dtype, device="cuda")
-    check(layer, torch.arange(tokens, device="cuda") * 65 // tokens - 1, 1)
+    check(layer, torch.arange(tokens, device="cuda") * 65 // tokens - 1)
 
 
 @pytest.mark.parametrize("widths", [(896, 128, 128), ()], ids=["linear", "stream"])
 def test_beyond_32_bit_offsets(widths: tuple[int, ...]) -> None:
     """A pool of more than 2**31 elements."""
-    check(make(896, widths, torch.bfloat16, skip=2**31 + 16), draw_slots("small", len(RANKS)), 16)
+    check(make(896, widths, torch.bfloat16, skip=2**31 + 16), draw_slots("small", len(RANKS)))
 
 
 @pytest.mark.parametrize("widths", [(896,), ()], ids=["linear", "stream"])
@@ -130,14 +130,14 @@ def test_a_replayed_graph_takes_the_new_step(kind: str) -> None:
     """Captured with one mix of adapters, replayed with others, with fewer tokens, with nearly none, and with a changed table."""
     layer = make(896, () if kind == "stream" else (4864, 4864), torch.bfloat16)
     tokens, num_slots = 64, len(RANKS)
-    step = lora_pool.make_step(layer, torch.zeros(tokens, dtype=torch.int64, device="cuda"), 128)
+    step = lora_pool.Step(layer, torch.zeros(tokens, dtype=torch.int64, device="cuda"), 128)
     y, x = lora_pool.inputs(layer, tokens)
     before = y.clone()
 
     def compute() -> torch.Tensor:
         if kind == "activation":
-            return lora_pool.add_silu_and_mul(y, x, layer, step)
-        lora_pool.add(y, x, layer, step, 16)
+            return lora_pool.add_silu_and_mul(y, x, step)
+        lora_pool.add(y, x, step)
         return y
 
     compute()  # compiles
@@ -151,7 +151,7 @@ def test_a_replayed_graph_takes_the_new_step(kind: str) -> None:
             slots[1:] = -1
         if seed == 4:
             layer.table[[0, 1]] = layer.table[[1, 0]]
-        lora_pool.set_step(step, slots)
+        step.set(slots)
         y.copy_(before)
         graph.replay()
         expected = before[:used].clone()
@@ -169,9 +169,9 @@ def test_a_pointer_of_another_alignment_is_another_variant() -> None:
     slots = draw_slots("small", len(RANKS))
     y, x = lora_pool.inputs(layer, slots.size(0))
     shifted = torch.empty(x.numel() + 1, dtype=x.dtype, device="cuda")[1:].view_as(x).copy_(x)
-    results = []
+    step, results = lora_pool.Step(layer, slots), []
     for source in (x, shifted):
         out = y.clone()
-        lora_pool.add(out, source, layer, lora_pool.make_step(layer, slots), 16)
+        lora_pool.add(out, source, step)
         results.append(out)
     assert torch.equal(*results)

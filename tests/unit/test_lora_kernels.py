@@ -6,6 +6,7 @@ Without a GPU, the kernels run in Triton's interpreter, if Triton is installed. 
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 from dataclasses import replace
@@ -13,9 +14,18 @@ from dataclasses import replace
 import pytest
 import torch
 
+from engine_patch.kernels.layer import Layer, Weights
 from engine_patch.kernels.reference import bits_to_scale, scale_to_bits, silu_and_mul_reference
-from engine_patch.kernels.step import Place, Runs
-from engine_patch.kernels.tiles import EXPAND_PROGRAMS, choose_run, common_alignment, plan, power_of_two
+from engine_patch.kernels.step import Place
+from engine_patch.kernels.tiles import (
+    EXPAND_PROGRAMS,
+    block_rows,
+    choose_run,
+    choose_splits,
+    choose_tiles,
+    common_alignment,
+    power_of_two,
+)
 from engine_patch.store.layout import PAGE_BYTES
 from tests import lora_pool
 
@@ -57,12 +67,12 @@ def draw_slots(num_tokens: int, num_slots: int, seed: int = 0) -> torch.Tensor:
     return torch.randint(-1, num_slots, (num_tokens,), generator=generator).to(DEVICE)
 
 
-def check(layer: lora_pool.Layer, slots: torch.Tensor, tolerance: float, align: int = 1) -> None:
+def check(layer: lora_pool.Layer, slots: torch.Tensor, tolerance: float) -> None:
     """Near the reference; what no adapter adapts is unchanged bit for bit, and so is what is only read."""
     y, x = lora_pool.inputs(layer, slots.size(0))
     before, expected, x_before = y.clone(), y.clone(), x.clone()
     lora_pool.add_reference(expected, x, layer, slots)
-    lora_pool.add(y, x, layer, lora_pool.make_step(layer, slots), align)
+    lora_pool.add(y, x, lora_pool.Step(layer, slots))
     assert torch.equal(x, x_before)
     assert (y - expected).abs().max().item() <= tolerance * expected.abs().max().item()
     same = lora_pool.untouched(layer, slots)
@@ -109,15 +119,15 @@ def test_the_reference_of_interventions_equals_token_by_token() -> None:
 
 
 def test_tiles() -> None:
-    """Powers of two at all sizes; and, for batch invariance, the same plan for all numbers of tokens."""
+    """Powers of two at all sizes, of which an engine has two."""
     assert [power_of_two(least) for least in (1, 2, 3, 33, 64)] == [1, 2, 4, 64, 64]
-    for tokens in (1, 512, 513, 4096, 8192):
-        tiles = plan(tokens, 896, 3, 320, False).tiles
+    for rows in {block_rows(tokens, 320) for tokens in (1, 512, 513, 4096, 8192)}:
+        tiles = choose_tiles(rows, 320, False)
         assert all(size == power_of_two(size) for name, size in vars(tiles).items() if "stages" not in name)
         assert tiles.rank == 64
-    assert len({plan(tokens, 14336, 1, 8, False, True) for tokens in (1, 600, 8192)}) == 1
-    assert plan(1, 896, 3, 8, False).tiles.rank == 16
-    assert [plan(20, features, 1, 8, False).splits for features in (5, 511, 512, 1040, 14336)] == [1, 1, 2, 4, 8]
+    assert choose_tiles(16, 8, False).rank == 16
+    assert [choose_splits(1, features) for features in (5, 511, 512, 1040, 14336)] == [1, 1, 2, 4, 8]
+    assert {block_rows(tokens, 8, True) for tokens in (1, 600, 8192)} == {32}
 
 
 @pytest.mark.parametrize("width", [1, 127, 128, 129, 4864, 28672])
@@ -160,8 +170,8 @@ class TestTriton:
             layer = lora_pool.make_stream(1040, [4, 0, 17], torch.float32, device=DEVICE)
         else:
             layer = lora_pool.make_layer(1040, (48,), [(4,), (0,), (17,)], torch.float32, device=DEVICE)
-        assert plan(20, 1040, 1, 17, True).splits == 4
-        check(layer, draw_slots(20, 3), 1e-5, align=16)
+        assert choose_splits(1, 1040) == 4
+        check(layer, draw_slots(20, 3), 1e-5)
 
     def test_several_blocks_of_one_adapter_beside_small_groups(self) -> None:
         layer = lora_pool.make_layer(32, (16, 16), [(8, 8)] * 4, torch.float32, device=DEVICE)
@@ -169,7 +179,7 @@ class TestTriton:
         slots = torch.tensor([slot for slot, size in sizes.items() for _ in range(size)], device=DEVICE)
         for seed in range(3):
             order = torch.randperm(slots.size(0), generator=torch.Generator().manual_seed(seed)).to(DEVICE)
-            check(layer, slots[order], 1e-5, align=16)
+            check(layer, slots[order], 1e-5)
 
     def test_groups_of_all_sizes(self) -> None:
         """Every token is found whatever the groups' sizes are, up to all of one group."""
@@ -189,12 +199,13 @@ class TestTriton:
         layer = small(kind)
         y, x = lora_pool.inputs(layer, 20)
         before = y.clone()
-        step = lora_pool.make_step(layer, torch.full((20,), -1, device=DEVICE))
+        step = lora_pool.Step(layer, torch.full((20,), -1, device=DEVICE))
         with monkeypatch.context() as patched:
             patched.setattr(op, "shrink", None)
-            lora_pool.add(y, x, layer, step)
-        step.counts[:] = torch.tensor([4, 4, 1, 1])
-        lora_pool.add(y, x, layer, step)
+            lora_pool.add(y, x, step)
+        step.shared.linear = step.shared.streams = True
+        step.shared.num_adapted = step.shared.num_blocks = 4
+        lora_pool.add(y, x, step)
         assert torch.equal(y, before)
 
     @each_kind
@@ -203,11 +214,11 @@ class TestTriton:
 
         layer = small(kind)
         y, x = lora_pool.inputs(layer, 3)
-        step = lora_pool.make_step(layer, torch.zeros(3, dtype=torch.int64, device=DEVICE))
+        step = lora_pool.Step(layer, torch.zeros(3, dtype=torch.int64, device=DEVICE))
         place = Place(0, 0, linear=kind == "stream", streams=kind == "linear")
-        step.set(Runs.of((1, 1, 1)), {1: place})
+        step.set_places((1, 1, 1), {1: place})
         monkeypatch.setattr(op, "shrink", None)
-        lora_pool.add(y, x, layer, step)
+        lora_pool.add(y, x, step)
 
     @each_kind
     def test_an_adapter_lies_where_its_page_is(self, kind: str) -> None:
@@ -223,10 +234,10 @@ class TestTriton:
             lora_pool.add_reference(
                 expected[rows], x[rows], replace(layer, pool=own), torch.zeros(count, dtype=torch.int64, device=DEVICE)
             )
-        step = lora_pool.make_step(layer, torch.full((6,), -1, device=DEVICE))
+        step = lora_pool.Step(replace(layer, pool=pool), torch.full((6,), -1, device=DEVICE))
         here = Place(0, 0, linear=True, streams=True)
-        step.set(Runs.of((7, 7, 0, 9, 9, 9)), {7: here, 9: here._replace(page=pages)})
-        lora_pool.add(y, x, replace(layer, pool=pool), step)
+        step.set_places((7, 7, 0, 9, 9, 9), {7: here, 9: here._replace(page=pages)})
+        lora_pool.add(y, x, step)
         assert torch.allclose(y, expected, atol=1e-5)
 
     @each_kind
@@ -237,7 +248,7 @@ class TestTriton:
         before, expected = y.clone(), y.clone()
         padded = torch.cat([slots, torch.full((28,), -1, device=DEVICE)])
         lora_pool.add_reference(expected, x, layer, padded)
-        lora_pool.add(y, x, layer, lora_pool.make_step(layer, slots, max_tokens=48))
+        lora_pool.add(y, x, lora_pool.Step(layer, slots, max_tokens=48))
         assert torch.allclose(y, expected, atol=1e-5)
         assert torch.equal(y[20:], before[20:])
 
@@ -245,7 +256,7 @@ class TestTriton:
     def test_the_wrapper(self, kind: str) -> None:
         """Through upstream's interface, with x and y as views of wider tensors, and in linear layers a leading dimension of 1."""
         layer, slots = small(kind), draw_slots(20, 2)
-        wrapper = lora_pool.make_wrapper(layer, slots)
+        wrapped = lora_pool.Wrapped(layer, slots)
         y, x = lora_pool.inputs(layer, 20)
         expected = y.clone()
         lora_pool.add_reference(expected, x, layer, slots)
@@ -255,7 +266,7 @@ class TestTriton:
         if kind == "linear":
             pairs.append((y.unsqueeze(0), x.unsqueeze(0)))
         for out, given in pairs:
-            lora_pool.add_wrapped(wrapper, out, given, layer)
+            wrapped(out, given)
             assert torch.allclose(out.view(20, 40), expected, atol=1e-5)
         assert not wide[:, 40:].any()
 
@@ -263,7 +274,7 @@ class TestTriton:
         layer = small("stream")
         hidden, residual = lora_pool.inputs(layer, 20)
         before = hidden.clone()
-        lora_pool.make_wrapper(layer, draw_slots(20, 2)).add_intervention(hidden, residual, (), ())
+        lora_pool.Wrapped(layer, draw_slots(20, 2)).wrapper.add_intervention(hidden, residual, (), ())
         assert torch.equal(hidden, before)
 
     @each_kind
@@ -281,7 +292,7 @@ class TestTriton:
         before, expected = y.clone(), y.clone()
         lora_pool.add_reference(expected, x, layer, slots)
         expected = silu_and_mul_reference(expected)
-        out = lora_pool.add_silu_and_mul(y, x, layer, lora_pool.make_step(layer, slots))
+        out = lora_pool.add_silu_and_mul(y, x, lora_pool.Step(layer, slots))
         tolerance = 1e-5 if dtype == torch.float32 else 4e-3
         assert (out - expected).abs().max().item() <= tolerance * expected.abs().max().item()
         assert torch.equal(y, before)
@@ -294,14 +305,31 @@ class TestTriton:
         y, x = lora_pool.inputs(layer, 6)
         expected = y.clone()
         lora_pool.add_reference(expected, x, layer, torch.zeros(6, dtype=torch.int64, device=DEVICE))
-        step = lora_pool.make_step(layer, torch.full((6,), -1, device=DEVICE))
-        step.set(Runs.of((7,) * 6), {7: Place(0, pages, linear=True, streams=False)})
-        out = lora_pool.add_silu_and_mul(y, x, replace(layer, pool=pool), step)
+        step = lora_pool.Step(replace(layer, pool=pool), torch.full((6,), -1, device=DEVICE))
+        step.set_places((7,) * 6, {7: Place(0, pages, linear=True, streams=False)})
+        out = lora_pool.add_silu_and_mul(y, x, step)
         assert torch.allclose(out, silu_and_mul_reference(expected), atol=1e-5)
 
     @pytest.mark.parametrize("tokens", [1, 40])
     def test_the_activation_of_a_step_without_adapters_is_the_base_model_s(self, tokens: int) -> None:
         layer = lora_pool.make_layer(32, (1500, 1500), [(8, 8)], torch.float32, device=DEVICE)
         y, x = lora_pool.inputs(layer, tokens)
-        step = lora_pool.make_step(layer, torch.full((tokens,), -1, device=DEVICE))
-        assert torch.allclose(lora_pool.add_silu_and_mul(y, x, layer, step), silu_and_mul_reference(y), atol=1e-6)
+        step = lora_pool.Step(layer, torch.full((tokens,), -1, device=DEVICE))
+        assert torch.allclose(lora_pool.add_silu_and_mul(y, x, step), silu_and_mul_reference(y), atol=1e-6)
+
+    def test_layers_share_what_shrink_computes_and_end_with_their_engine(self) -> None:
+        """Room for the layer with most slices; the ops do not keep an engine alive that is gone."""
+        from engine_patch.kernels.layer import LAYERS, Shared
+
+        shared = Shared(100, 2, 8, False, DEVICE)
+        made = [Layer(Weights(one.pool, one.table, one.slices), shared) for one in (small("linear"), small("stream"))]
+        numbers = [layer.number for layer in made]
+        assert numbers == [int(layer.key) for layer in made]
+        assert set(numbers) <= set(LAYERS)
+        for tokens in (1, 16, 100):
+            for layer in made:
+                splits = layer.splits(tokens, 10**6, layer.tiles(tokens).rows)
+                assert splits * layer.n_slices * tokens * layer.padded_rank <= shared.shrunk.numel()
+        del made, layer
+        gc.collect()
+        assert not set(numbers) & set(LAYERS)

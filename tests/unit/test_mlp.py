@@ -29,8 +29,8 @@ class Base(nn.Module):
 class Punica:
     """Adapters that add 1 to gate and up."""
 
-    def add_lora_silu_and_mul(self, gate_up: torch.Tensor, x: torch.Tensor, a: Any, b: Any) -> torch.Tensor:
-        assert (a, b) == (("pool",), ("table", "slices"))
+    def add_lora_silu_and_mul(self, gate_up: torch.Tensor, x: torch.Tensor, stacked: Any) -> torch.Tensor:
+        assert stacked == ("key",)
         gate, up = (gate_up + 1).chunk(2, dim=-1)
         return nn.functional.silu(gate) * up
 
@@ -41,7 +41,7 @@ class Wrapped(nn.Module):
     def __init__(self, base: Base, add: float) -> None:
         super().__init__()
         self.base_layer, self.add, self.punica_wrapper = base, add, Punica()
-        self.lora_a_stacked, self.lora_b_stacked = ("pool",), ("table", "slices")
+        self.lora_a_stacked = ("key",)
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, None]:
         return self.base_layer(x)[0] + self.add, None
