@@ -53,8 +53,9 @@ def test_a_small_model_fits_side_by_side(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_larger_one_takes_turns_with_some(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = fitted("paper-8b", H200, monkeypatch, "bench.arms=[base,lorap,direftp]")
-    assert engines(found) == [["base", "lorap"], ["base", "direftp"]]
+    found = fitted("paper-8b", H200, monkeypatch)
+    assert engines(found) == [["base", LORA[0]], ["base", LORA[1]], ["base", "lorap"], ["base", "direftp"]]
+    assert args(found, LORA[0])["max_loras"] == 512
     fewer = fitted("paper-8b", H200, monkeypatch, "bench.max_num_seqs=128", "bench.lora_graphs=specialised")
     assert engines(fewer) == [["base", LORA[0], "lorap"], ["base", "direftp"]]
     assert args(fewer, LORA[0])["max_loras"] == 512
