@@ -41,7 +41,9 @@ def num_adapted(num_prompt_tokens: Positions, start: Positions, count: Positions
 
     Works on integers and, element by element, on arrays `[num_requests]`.
     """
-    if isinstance(start, int):  # NumPy takes 40 us for one number, and every block of KV cache asks
+    if isinstance(start, int) and isinstance(
+        count, int
+    ):  # NumPy takes 40 us for one number, and every block of KV cache asks
         return max(0, min(num_prompt_tokens - start, count))
     import numpy as np  # here, since the methods' names are read by commands that start without it
 

@@ -4,8 +4,7 @@ Upstream: the adapter of every request that a step computes occupies one of `max
 decode at once, and a waiting request whose adapter holds no slot is passed by later ones without end. Needed: a decoding request
 of a prefill-only adapter holds none, and counts again when it comes back after a preemption; and a wait of bounded length. Still
 fits while `Scheduler.schedule` counts `lora_request.lora_int_id > 0`, takes the waiting requests from `self.waiting` in its order
-(and those of KV connectors, which are refused, elsewhere), and a running request goes back there by `_preempt_request` only (see
-`contract.py`).
+(those of KV connectors elsewhere), and a running request goes back there by `_preempt_request` only (see `contract.py`).
 """
 
 from __future__ import annotations

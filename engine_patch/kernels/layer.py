@@ -14,7 +14,6 @@ import torch
 
 from engine_patch.kernels.tiles import (
     RANK_UNIT,
-    SHRINK_PROGRAMS,
     Tiles,
     block_rows,
     choose_splits,
@@ -42,7 +41,7 @@ class Weights(NamedTuple):
 
 
 class Shared:
-    """What all layers of an engine share: the step, and room for what shrink computes. These tensors stay: graphs hold them."""
+    """What all layers of an engine share: the step. Its tensors stay, since graphs hold them."""
 
     def __init__(
         self, max_tokens: int, max_adapters: int, max_rank: int, is_invariant: bool, device: torch.device | str
@@ -63,16 +62,6 @@ class Shared:
         self.tokens = torch.zeros(max_tokens, dtype=torch.int32, device=device)
         """`step.Blocks.tokens`."""
         self.padded_rank = -(-max_rank // RANK_UNIT) * RANK_UNIT
-        self.shrunk = torch.empty(0, dtype=torch.float32, device=device)
-        """Not zeroed: shrink writes every element that the second kernel reads."""
-
-    def reserve(self, n_slices: int) -> None:
-        """Have room for what shrink computes for a layer of `n_slices`; before anything is captured."""
-        rows = block_rows(self.max_tokens, self.max_rank, self.is_invariant)
-        # Either one split, or fewer than twice SHRINK_PROGRAMS blocks of all slices and splits, and one begun for each.
-        most = max(n_slices * self.max_tokens, (2 * SHRINK_PROGRAMS + 8 * n_slices) * rows)
-        if most * self.padded_rank > self.shrunk.numel():
-            self.shrunk = self.shrunk.new_empty(most * self.padded_rank)
 
     def launched(self, num_tokens: int, only_adapted: bool) -> int:
         """Blocks to launch programs for; those that the step does not have end at once."""
@@ -99,9 +88,8 @@ class Layer:
             rows: choose_tiles(rows, rank, is_float32)
             for rows in {block_rows(1, rank, is_invariant), block_rows(shared.max_tokens, rank, is_invariant)}
         }
-        shared.reserve(self.n_slices)
         self.number = next(_numbers)
-        self.key = torch.tensor([self.number])
+        self.key = torch.tensor([self.number], device="cpu")
         """What ops are given."""
         LAYERS[self.number] = self
 

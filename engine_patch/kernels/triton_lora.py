@@ -209,43 +209,44 @@ def _expand_kernel(
 _launch_shrink, _launch_expand = Launcher(_shrink_kernel), Launcher(_expand_kernel)
 
 
-def shrink(layer: Layer, x: torch.Tensor, residual: torch.Tensor | None) -> int:
-    """Fill, of `layer.shared.shrunk`, what the second kernel reads: `[splits, n_slices, num_tokens, padded_rank]`; the splits.
+def shrink(layer: Layer, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+    """What the second kernel reads, float32 `[splits, n_slices, num_tokens, padded_rank]`; no more of it has been written.
 
     `residual` makes interventions of the adapters.
     """
     (num_tokens, in_features), x_stride, shared = x.shape, x.stride(0), layer.shared
     tiles = layer.tiles(num_tokens)
     splits = layer.splits(num_tokens, in_features, tiles.rows)
+    shrunk = x.new_empty((splits, layer.n_slices, num_tokens, layer.padded_rank), dtype=torch.float32)
     residual_stride = None if residual is None else residual.stride(0)
     aligned = x.data_ptr() % ALIGNED, residual is None or residual.data_ptr() % ALIGNED
     _launch_shrink(
         (shared.launched(num_tokens, only_adapted=True) * layer.n_slices * splits, 1, 1),
-        (layer.number, tiles.rows, x_stride, residual_stride, aligned),
+        (layer.number, x.dtype, tiles.rows, x_stride, residual_stride, aligned),
         (
             *(x, x_stride, residual, residual_stride, in_features),
             *(layer.pool, layer.table, layer.kind_stride),
             *(shared.blocks, shared.tokens),
-            *(shared.shrunk, num_tokens, layer.n_slices, splits, layer.padded_rank),
+            *(shrunk, num_tokens, layer.n_slices, splits, layer.padded_rank),
         ),
         (layer.page, tiles.rows, tiles.rank, tiles.depth, tiles.shrink_stages),
         tiles.shrink_warps,
     )
-    return splits
+    return shrunk
 
 
-def expand(layer: Layer, y: torch.Tensor, splits: int) -> None:
-    """Add to y, `[num_tokens, sum of widths]`, in place, what shrink has computed."""
+def expand(layer: Layer, y: torch.Tensor, shrunk: torch.Tensor) -> None:
+    """Add to y, `[num_tokens, sum of widths]`, in place; `shrunk` is what shrink gave."""
     num_tokens, y_stride, shared = y.size(0), y.stride(0), layer.shared
     tiles = layer.tiles(num_tokens)
     programs = shared.launched(num_tokens, only_adapted=True) * layer.n_slices
     runs, run = choose_run(layer.max_width, tiles.width, programs)
     _launch_expand(
         (programs * runs, 1, 1),
-        (layer.number, tiles.rows, y_stride, y.data_ptr() % ALIGNED),
+        (layer.number, y.dtype, tiles.rows, y_stride, y.data_ptr() % ALIGNED),
         (
             *(y, y_stride),
-            *(shared.shrunk, num_tokens, layer.n_slices, splits, layer.padded_rank),
+            *(shrunk, num_tokens, layer.n_slices, shrunk.size(0), layer.padded_rank),
             *(layer.pool, layer.table, layer.kind_stride, layer.slices),
             *(shared.blocks, shared.tokens, runs, run),
         ),

@@ -121,13 +121,13 @@ _launch_plain, _launch_adapted = Launcher(_plain_kernel), Launcher(_adapted_kern
 def silu_and_mul(out: torch.Tensor, gate_up: torch.Tensor) -> None:
     """`out[t] = silu(gate_up[t, :width]) * gate_up[t, width:]`; out is `[num_tokens, width]`."""
     (num_tokens, width), stride = out.shape, gate_up.stride(0)
-    variant = out.dtype, gate_up.data_ptr() % ALIGNED, stride, width
+    variant = out.device.index, out.dtype, gate_up.data_ptr() % ALIGNED, stride, width
     _launch_plain(
         (num_tokens, -(-width // PLAIN_WIDTH), 1), variant, (out, gate_up, stride, width), (PLAIN_WIDTH,), warps=4
     )
 
 
-def silu_and_mul_adapted(layer: Layer, out: torch.Tensor, gate_up: torch.Tensor, splits: int) -> None:
+def silu_and_mul_adapted(layer: Layer, out: torch.Tensor, gate_up: torch.Tensor, shrunk: torch.Tensor) -> None:
     """The same of what `expand` would have left in gate_up, for all blocks of the step, which must be all tokens."""
     (num_tokens, width), stride, shared = out.shape, gate_up.stride(0), layer.shared
     tiles = layer.tiles(num_tokens)
@@ -135,10 +135,10 @@ def silu_and_mul_adapted(layer: Layer, out: torch.Tensor, gate_up: torch.Tensor,
     runs, run = choose_run(width, tiles.width, launched)
     _launch_adapted(
         (launched * runs, 1, 1),
-        (layer.number, tiles.rows, stride, gate_up.data_ptr() % ALIGNED),
+        (layer.number, out.dtype, tiles.rows, stride, gate_up.data_ptr() % ALIGNED),
         (
             *(out, gate_up, stride, width),
-            *(shared.shrunk, num_tokens, splits, layer.padded_rank),
+            *(shrunk, num_tokens, shrunk.size(0), layer.padded_rank),
             *(layer.pool, layer.table, layer.kind_stride),
             *(shared.blocks, shared.tokens, runs, run),
         ),

@@ -43,7 +43,7 @@ class HostAdapter:
 
 
 class HostTier:
-    """Holds at most `num_bytes` of adapters. All methods are called by the worker's one thread; threads only fill bytes."""
+    """Holds at most `num_bytes` of adapters. All methods are the worker's one thread's; others pin, look at headers, fill bytes."""
 
     def __init__(self, num_bytes: int, sharer: Sharer, device: torch.device) -> None:
         self._arena = Arena(num_bytes // PAGE_BYTES)
@@ -53,9 +53,10 @@ class HostTier:
         self._pinning: Future[None] | None = None
         if device.type == "cuda":
             # In a thread: it takes half a second for each GB, in which the engine compiles its model.
-            self._pinning = self._loaders.submit(pin_memory, self._buffer, torch.cuda.current_device())
+            pinning = self._loaders.submit(pin_memory, self._buffer, torch.cuda.current_device())
             # Else the address stays registered, and whoever gets the memory next cannot pin it.
-            weakref.finalize(self, unpin_memory, self._buffer.data_ptr()).atexit = False
+            weakref.finalize(self, unpin_memory, self._buffer.data_ptr(), pinning).atexit = False
+            self._pinning = pinning
         self._readers = ThreadPoolExecutor(min(8, os.cpu_count() or 1), "preft-read")
         self._inspections: dict[str, Future[Share]] = {}
         self._shares: dict[str, Share] = {}
@@ -201,6 +202,8 @@ def pin_memory(buffer: torch.Tensor, device: int) -> None:
         )
 
 
-def unpin_memory(address: int) -> None:
-    """Undo `pin_memory` for the buffer at `address`."""
+def unpin_memory(address: int, pinning: Future[None]) -> None:
+    """Undo `pin_memory` for the buffer at `address`, which may be under way, or have failed."""
+    if pinning.cancel() or pinning.exception() is not None:
+        return
     torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from engine_patch.errors import PreftError
-from engine_patch.kernels.step import Runs
+from engine_patch.kernels.step import NO_RUNS, Runs
 from engine_patch.patching import put, replace
 from engine_patch.pool.layers import EngineLayers, kernels_of
 from engine_patch.pool.limits import Limits, with_room_ahead
@@ -197,6 +197,7 @@ def remove_all_adapters(self: Any) -> None:
     for adapter_id in list(self.preft_ids):
         self.remove_adapter(adapter_id)
     self.preft.device.clear_table()
+    self.preft_kernels.begin_step(NO_RUNS, {})
     self._adapter_manager.remove_all_adapters()
 
 

@@ -2,8 +2,8 @@
 
 Upstream: every graph is captured twice, without adapters and with, which makes a server start much later. Needed: graphs of
 decode steps only without, since prefill-only adapters do not act there (the few such steps that have an adapter after all, in a
-prompt of one token, replay the graphs of mixed steps); and of mixed steps with adapters fewer sizes, since they are the rare
-ones. An engine that is told of all-token adapters keeps all graphs. Still fits while `CudaGraphManager` keeps what it may
+prompt of one token, replay the graphs of mixed steps, or none); and of mixed steps with adapters fewer sizes, since they are the
+rare ones. An engine that is told of all-token adapters keeps all graphs. Still fits while `CudaGraphManager` keeps what it may
 capture in `_capture_descs`, and finds what it may replay in `_candidates`, the smallest first (see `contract.py`).
 """
 
