@@ -43,7 +43,10 @@ class HostAdapter:
 
 
 class HostTier:
-    """Holds at most `num_bytes` of adapters. All methods are the worker's one thread's; others pin, look at headers, fill bytes."""
+    """Holds at most `num_bytes` of adapters.
+
+    The worker's one thread calls all methods; others pin the memory, look at headers, and fill bytes.
+    """
 
     def __init__(self, num_bytes: int, sharer: Sharer, device: torch.device) -> None:
         self._arena = Arena(num_bytes // PAGE_BYTES)
