@@ -1,6 +1,6 @@
 """The run of `tests.loud`, small, on the CPU engine, and beside it one with a fault planted, which is noticed.
 
-The other faults are planted by hand: `python -m tests.loud --requests 80 --adapters 16 --mutation all-tokens`, `no-tokens`, `early`.
+The other faults are planted by hand: `python -m tests.loud --requests 80 --adapters 16 --mutation all-tokens`, and so on.
 """
 
 from __future__ import annotations
