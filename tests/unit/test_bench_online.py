@@ -91,7 +91,8 @@ def test_preft_s_server_gets_a_manifest_and_the_plugin_s_options(tmp_path: Path)
     }
     assert (manifest.base, manifest.base_names) == (BASE.to_dict(), ["base"])
     _, found = parsed(command, 4)
-    assert found.additional_config == {"preft": {"host_pool_bytes": 1 << 30, "residual_stream": False}}
+    options = {"host_pool_bytes": 1 << 30, "residual_stream": False, "all_token_adapters": False}
+    assert found.additional_config == {"preft": options}
 
 
 def test_preft_s_server_needs_an_adapter(tmp_path: Path) -> None:
