@@ -51,7 +51,7 @@ class Live:
         """What computes adapters: on a GPU, what the custom ops' bodies call; torch has those themselves."""
         if torch.cuda.is_available():
             module = sys.modules.get("engine_patch.kernels.op")
-            return [(module, "_add")] if hasattr(module, "_add") else [(module, "shrink"), (module, "expand")]
+            return [(module, name) for name in ("shrink", "expand", "silu_and_mul", "silu_and_mul_adapted")]
         manager = getattr(getattr(self.runner, "lora_manager", None), "_adapter_manager", None)
         wrappers = getattr(manager, "punica_wrapper_mapping", {}).values()
         return [(wrapper, name) for wrapper in wrappers for name in ("add_lora_linear", "add_intervention")]
