@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import random
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -323,66 +321,6 @@ class TestKinds:
         self.bring(found, made, "a")
         found.device.clear_table()
         self.bring(found, made, "a")
-
-
-class TestPinning:
-    """On a GPU machine, host memory is pinned while the engine starts."""
-
-    @pytest.fixture
-    def unpinned(self) -> list[int]:
-        return []
-
-    @pytest.fixture
-    def made(self, monkeypatch: pytest.MonkeyPatch, unpinned: list[int]) -> Any:
-        def make(pin: Any) -> host.HostTier:
-            monkeypatch.setattr(host, "pin_memory", pin)
-            monkeypatch.setattr(torch.cuda, "cudart", lambda: SimpleNamespace(cudaHostUnregister=unpinned.append))
-            monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
-            small = tiers(PAGES, PAGES).host
-            return host.HostTier(PAGES * 4096, small._sharer, torch.device("cuda"))
-
-        return make
-
-    def test_it_goes_on_in_a_thread_and_the_first_load_waits_for_it(self, made: Any, tmp_path: Path) -> None:
-        gate, seen = threading.Event(), []
-
-        def pin(buffer: torch.Tensor, device: int) -> None:
-            assert gate.wait(10)
-            seen.append((buffer.numel(), device))
-
-        found = made(pin)
-        assert not seen
-        threading.Timer(0.2, gate.set).start()
-        found.start(write(tmp_path, "a", random_adapter(1)), ())
-        assert seen == [(PAGES * 4096, 3)]
-
-    def test_memory_that_cannot_be_pinned_ends_the_start(self, made: Any, unpinned: list[int]) -> None:
-        def pin(buffer: torch.Tensor, device: int) -> None:
-            raise PreftError("2.1 GB of host memory cannot be pinned")
-
-        found = made(pin)
-        with pytest.raises(PreftError, match="cannot be pinned"):
-            found.settle()
-        del found
-        gc.collect()
-        assert unpinned == []
-
-    def test_what_goes_while_it_is_being_pinned_is_unpinned_afterwards(self, made: Any, unpinned: list[int]) -> None:
-        """As when the engine's start fails in the next line."""
-        gate, pinned = threading.Event(), list[int]()
-
-        def pin(buffer: torch.Tensor, device: int) -> None:
-            assert gate.wait(10)
-            time.sleep(0.05)
-            pinned.append(buffer.data_ptr())
-
-        found = made(pin)
-        time.sleep(0.05)  # so the thread has begun
-        gate.set()
-        del found
-        gc.collect()
-        assert len(pinned) == 1
-        assert unpinned == pinned
 
 
 def test_two_hundred_random_steps_hold_the_right_weights(tmp_path: Path) -> None:
