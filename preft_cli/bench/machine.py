@@ -64,9 +64,7 @@ def free_gpu_memory(count: int) -> int:
     Raises:
         UserError: nvidia-smi does not tell.
     """
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    chosen = [f"--id={visible}"] if visible else []
-    lines = (_run("nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits", *chosen) or "").split()
+    lines = _nvidia_smi("memory.free").split()
     if not lines or not all(line.isdigit() for line in lines):
         raise UserError("nvidia-smi does not tell how much GPU memory is free (preft doctor may tell more)")
     return min(map(int, lines[:count])) * 2**20
@@ -80,7 +78,14 @@ def _cpu_model() -> str:
 
 
 def _gpu_names() -> list[str]:
-    return (_run("nvidia-smi", "--query-gpu=name", "--format=csv,noheader") or "").splitlines()
+    return _nvidia_smi("name").splitlines()
+
+
+def _nvidia_smi(query: str) -> str:
+    """One line for each GPU that this process may use; empty without any."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    chosen = [f"--id={visible}"] if visible else []
+    return _run("nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits", *chosen) or ""
 
 
 def _run(*command: str) -> str | None:
