@@ -37,9 +37,11 @@ def test_answers_equal_the_reference(dtype: str, engine: int, processes: str) ->
     assert "vllm.v1.worker.gpu.model_runner.GPUModelRunner" in ended.stdout
 
 
-@pytest.mark.parametrize("engine", [1, 4], ids=["caching-off", "priorities"])
-def test_answers_of_other_settings_equal_the_reference(engine: int) -> None:
-    ended = schedules(*("--schedules", 30, "--engine", engine, "--dtype", "float16"))
+@pytest.mark.parametrize(
+    ("engine", "more"), [(1, []), (4, []), (2, ["--eager"])], ids=["caching-off", "priorities", "graphs-off"]
+)
+def test_answers_of_other_settings_equal_the_reference(engine: int, more: list[str]) -> None:
+    ended = schedules(*("--schedules", 30, "--engine", engine, "--dtype", "float16", *more))
     assert ended.returncode == 0, ended.stderr[-4000:]
 
 

@@ -42,6 +42,7 @@ def main() -> None:
     )
     parser.add_argument("--dtype", choices=["float32", *HALF], default="float32")
     parser.add_argument("--tensor-parallel", type=int, default=1)
+    parser.add_argument("--eager", action="store_true", help="without CUDA graphs")
     parser.add_argument("--mutation", choices=sorted(MUTATIONS), help="plant this fault")
     parser.add_argument("--out", type=Path, help="write the JSON here too")
     arguments = parser.parse_args()
@@ -91,10 +92,8 @@ def run(arguments: argparse.Namespace, used: Material, tally: Tally, seen: Seen)
 def settings(arguments: argparse.Namespace) -> Iterator[tuple[int, EngineSetting]]:
     """The engines to start, with their numbers."""
     for index in arguments.engine or range(len(SETTINGS)):
-        yield (
-            index,
-            dataclasses.replace(SETTINGS[index], dtype=arguments.dtype, tensor_parallel=arguments.tensor_parallel),
-        )
+        asked = {"dtype": arguments.dtype, "tensor_parallel": arguments.tensor_parallel, "eager": arguments.eager}
+        yield index, dataclasses.replace(SETTINGS[index], **asked)
 
 
 def versions() -> dict[str, Any]:

@@ -28,6 +28,8 @@ class EngineSetting:
     policy: str = "fcfs"
     dtype: str = "float32"
     tensor_parallel: int = 1
+    eager: bool = False
+    """without CUDA graphs, and without compiling; on a CPU always"""
 
 
 # Pools so small that adapters come and go in every step, and that two of a large and a small one cannot be there at once.

@@ -51,7 +51,7 @@ def engine(model: Path, setting: EngineSetting, files: list[Path]) -> Iterator[A
         scheduling_policy=setting.policy,
         kv_cache_memory_bytes=1 << 28,
         tensor_parallel_size=setting.tensor_parallel,
-        enforce_eager=not torch.cuda.is_available(),
+        enforce_eager=setting.eager or not torch.cuda.is_available(),
         disable_log_stats=False,
         skip_tokenizer_init=True,
     )
