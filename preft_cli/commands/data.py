@@ -25,6 +25,7 @@ def check(
     rows: Annotated[
         int, typer.Option("--rows", min=0, metavar="N", help="Rows whose prompt ids are compared with the server's.")
     ] = 3,
+    row: Annotated[int, typer.Option("--row", min=1, metavar="N", help="The row that is shown token by token.")] = 1,
     as_json: Json = False,
 ) -> None:
     """Show what training will see: counts, lengths, dropped and repeated rows, one row with its mask, the server's ids.
@@ -37,7 +38,7 @@ def check(
     with needs_extras("data check"), quiet_stdout():
         from preft_cli.data.check import check as check_data
 
-        result = check_data(loaded.config, loaded.root, rows)
+        result = check_data(loaded.config, loaded.root, rows, row)
     if as_json:
         print_json(result)
     else:

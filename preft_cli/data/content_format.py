@@ -27,7 +27,7 @@ def wants_parts(template: str) -> bool:
     for loop in tree.find_all(nodes.For):
         over = loop.iter
         if any(_reads(over, name, "content") for name in messages):
-            return True
+            return isinstance(loop.target, nodes.Name)  # vLLM gives up on a loop over pairs
         if isinstance(over, nodes.Name):
             names = passed.get(id(loop), set()) if id(loop) in in_macros else {"content"}
             if over.name in names:

@@ -45,12 +45,12 @@ def refusal(tmp_path: Path, *records: Any) -> str:
         {"messages": CHAT, "prompt": None, "completion": None},
     ],
 )
-def test_chat_forms_load_alike(tmp_path: Path, record: dict[str, Any]) -> None:
+def test_case_6_chat_forms_load_alike(tmp_path: Path, record: dict[str, Any]) -> None:
     found = turns(tmp_path, record)
     assert [(tuple((m.role, m.text) for m in prompt), answer) for prompt, answer in found] == [((("user", "x"),), "y")]
 
 
-def test_plain_text_stays_text(tmp_path: Path) -> None:
+def test_case_6_prompt_and_completion_stay_text(tmp_path: Path) -> None:
     assert turns(tmp_path, {"prompt": "foo ba", "completion": "r"}) == [("foo ba", "r")]
 
 
@@ -134,7 +134,7 @@ def test_byte_order_mark_and_windows_line_ends(tmp_path: Path) -> None:
         ('{"prompt": "x \\ud83d", "completion": "y"}', r"found \ud83d, half of a surrogate pair"),
     ],
 )
-def test_anything_else_gets_its_line_what_was_found_and_what_is_expected(
+def test_case_6_anything_else_gets_its_line_what_was_found_and_what_is_expected(
     tmp_path: Path, record: Any, found: str
 ) -> None:
     text = refusal(tmp_path, {"messages": CHAT}, record)

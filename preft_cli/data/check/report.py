@@ -115,7 +115,7 @@ def _print_row(row: ShownRow, method: str) -> None:
         text = Text("    ")
         for token in tokens:
             text.append(repr(token.text)[1:-1], style=STYLES[adapted, learnt])
-            text.append("|", style="dim")
+            text.append("·", style="dim")
         _line(text)
         position = last + 1
 

@@ -14,6 +14,7 @@ from preft_cli.data.load import Tokens, data_files, load_tokens
 from preft_cli.data.tokenise import tokenise, tokenise_turn
 from preft_cli.data.turn import Turn
 from preft_cli.doctor.facts import has_module
+from preft_cli.errors import UserError
 from preft_cli.models import BaseModel, resolve
 from preft_cli.serving.options import option_name
 
@@ -21,11 +22,15 @@ SHAPES_PROMPTS = ("chat-template-content-format", "default-chat-template-kwargs"
 """Options of the server that change what it makes of messages."""
 
 
-def check(config: PreftConfig, root: Path, rows: int) -> DataCheck:
-    """Read, tokenise and count the data files of `config`; compare the prompts of the first `rows` rows with the server's.
+def check(config: PreftConfig, root: Path, rows: int, row: int = 1) -> DataCheck:
+    """Read, tokenise and count the data files of `config`, and compare prompts with the server's.
+
+    Args:
+        rows: how many of the first rows of train.file are compared.
+        row: the one that is shown, from 1 on.
 
     Raises:
-        UserError: what training would refuse too.
+        UserError: what training would refuse too, or there is no such row.
     """
     files = data_files(config, root)
     turns = {setting: file.read() for setting, file in files.items()}
@@ -35,6 +40,9 @@ def check(config: PreftConfig, root: Path, rows: int) -> DataCheck:
     for setting, found in turns.items():
         with progress(f"tokenising {setting}", total=len(found), unit="rows") as bar:
             data[setting] = tokenise(found, tokens.tokenizer, tokens.template, tokens.limit, setting, bar.advance)
+    kept = data["train.file"].rows
+    if row > len(kept):
+        raise UserError(f"--row {row}: train.file has {len(kept)} rows to show", exit_code=2)
     return DataCheck(
         base_model=base.name,
         method=config.adapter.method,
@@ -44,7 +52,7 @@ def check(config: PreftConfig, root: Path, rows: int) -> DataCheck:
             for setting in files
         ],
         leaks=find_leaks(data),
-        row=show_row(data["train.file"].rows[0], config.adapter.method, tokens.tokenizer),
+        row=show_row(kept[row - 1], config.adapter.method, tokens.tokenizer),
         server=compare(config, root, base, tokens, turns["train.file"], rows),
     )
 

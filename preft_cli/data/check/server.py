@@ -49,8 +49,8 @@ class ServerPrompts:
             if isinstance(turn.prompt, str):
                 prompts = await self._front.render_completion(CompletionRequest(prompt=turn.prompt, max_tokens=1))
             else:
-                body = request(turn.prompt, turn.tools)
-                found = await self._front.render_chat(ChatCompletionRequest.model_validate(body | {"max_tokens": 1}))
+                body = ChatCompletionRequest.model_validate(request(turn.prompt, turn.tools))
+                found = await self._front.render_chat(body)
                 prompts = found[1] if isinstance(found, tuple) else found
         except Exception as error:
             # Of the request's model, the template or the tokenizer: the server answers with it.
