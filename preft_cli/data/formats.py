@@ -20,10 +20,11 @@ from preft_cli.data.tools import read_tools
 from preft_cli.data.turn import Message, Turn
 
 EXPECTED = '{"messages": …}, {"conversations": …}, {"instruction": …, "output": …} or {"prompt": …, "completion": …}'
-PLAIN_TEXT = (
-    'found plain text ("text"): it has no prompt, hence no token that an adapter on prompt tokens could act on; split it '
-    'into {"prompt": …, "completion": …}, or write conversations'
+NO_PROMPT = (
+    "it has no prompt, hence no token that an adapter on prompt tokens could act on; split it into "
+    '{"prompt": …, "completion": …}, or write conversations'
 )
+"""Of plain text."""
 SHAREGPT_ROLES = {
     "system": "system",
     "human": "user",
@@ -44,7 +45,7 @@ def turns_of(record: Any, where: str) -> list[Turn]:
     # Rows of a table have every column; those of other forms are null.
     present = [name for name in FORMATS if record.get(name) is not None] or [name for name in FORMATS if name in record]
     if not present and isinstance(record.get("text"), str):
-        raise FormatError(PLAIN_TEXT)
+        raise FormatError(f'found plain text ("text"): {NO_PROMPT}')
     if len(present) != 1:
         found = f"both {' and '.join(present)}" if present else keys(record)
         raise FormatError(f"found {found}; expected one of {EXPECTED}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,11 +29,12 @@ def hub_records(repo_id: str, path: Path, setting: str, split: str) -> Iterator[
     with progress(f"fetching {repo_id} ({split})"):
         datasets.disable_progress_bars()
         datasets.logging.set_verbosity_error()
+        logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it tells of every attempt
         try:
             rows = datasets.load_dataset(repo_id, split=split)
         except Exception as error:
             # Of many kinds: network, login, unknown names, files of every form that the data set may be made of.
-            reason = str(error).partition("\n")[0]
+            reason = str(error).partition("\n")[0].rstrip(".")
             raise UserError(
                 f"{setting}: {repo_id} is no file ({path} does not exist), and its split {split} cannot be had from the "
                 f"Hub: {reason}. Check the name and train.split; connect to the network; log in with `hf auth login` if it "

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from preft_cli.data.formats import EXPECTED, turns_of
+from preft_cli.data.formats import EXPECTED, NO_PROMPT, turns_of
 from preft_cli.data.found import FormatError, parse_json
 from preft_cli.data.turn import Turn
 from preft_cli.errors import UserError
@@ -20,6 +20,12 @@ FIRST_BYTES = {
     b"BZh": "compressed by bzip2",
     b"\xfd7zXZ": "compressed by xz",
 }
+SUFFIXES = {
+    ".txt": f"plain text: {NO_PROMPT}",
+    ".csv": "a table of text; write it as JSONL or Parquet",
+    ".tsv": "a table of text; write it as JSONL or Parquet",
+}
+"""What some people try, and each line of which would be an error."""
 PARQUET = b"PAR1"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _FILE_NAME = re.compile(r".*\.(jsonl?|parquet|csv|tsv|txt|ya?ml|arrow|gz|zip|zst|bz2|xz)", re.IGNORECASE)
@@ -72,6 +78,8 @@ def read_turns(path: Path, setting: str = "train.file") -> list[Turn]:
     for magic, what in FIRST_BYTES.items():
         if start.startswith(magic):
             raise UserError(f"{setting}: {path} is {what}; unpack it first: expected JSONL or Parquet")
+    if path.suffix in SUFFIXES and not start.startswith(b"{"):
+        raise UserError(f"{setting}: {path} is {SUFFIXES[path.suffix]}")
     return _turns(
         _lines(path, setting), f"{setting}: {path} is empty; expected one JSON object on each line: {EXPECTED}"
     )

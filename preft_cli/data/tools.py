@@ -24,9 +24,11 @@ def read_tools(record: dict[str, Any]) -> tuple[dict[str, Any], ...]:
     Raises:
         FormatError: anything that the server would refuse.
     """
-    found = record.get("tools") or []
-    if isinstance(found, str):
-        found = _parsed(found, '"tools"') or []
+    found = record.get("tools")
+    if isinstance(found, str) and found:
+        found = _parsed(found, '"tools"')
+    if found is None or found == "":
+        return ()
     if not isinstance(found, list):
         raise FormatError(f'"tools": found {kind(found)}; expected a list of {DEFINITION}')
     for number, tool in enumerate(found, start=1):
@@ -86,4 +88,4 @@ def _parsed(text: str, what: str) -> Any:
     try:
         return parse_json(text)
     except FormatError as error:
-        raise FormatError(f"{what}: found text that is {error}") from error
+        raise FormatError(f"{what}: {error}") from error

@@ -116,6 +116,12 @@ def test_files_that_hold_no_records(tmp_path: Path) -> None:
     assert "none.parquet has no rows; expected one of" in refusal(tmp_path / "none.parquet")
     (tmp_path / "data.jsonl.gz").write_bytes(gzip.compress(json.dumps(FORMS[0]).encode()))
     assert "data.jsonl.gz is compressed by gzip; unpack it first" in refusal(tmp_path / "data.jsonl.gz")
+    for name, found in (
+        ("data.txt", "is plain text: it has no prompt"),
+        ("data.csv", "is a table of text; write it as"),
+    ):
+        (tmp_path / name).write_text("hello, world\n")
+        assert f"{name} {found}" in refusal(tmp_path / name)
     (tmp_path / "folder.parquet").mkdir()
     assert "folder.parquet cannot be read: Is a directory" in refusal(tmp_path / "folder.parquet")
 
@@ -152,7 +158,7 @@ def test_a_hub_id_and_its_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert f"owner/name is no file ({tmp_path}/owner/name does not exist), and its split valid cannot be had" in str(
         caught.value
     )
-    assert "Should be one of ['train', 'test', 'none'].. Check the name and train.split" in str(caught.value)
+    assert "Should be one of ['train', 'test', 'none']. Check the name and train.split" in str(caught.value)
 
 
 def test_what_is_on_this_machine_wins_and_missing_files_stay_files(tmp_path: Path) -> None:

@@ -154,6 +154,10 @@ def test_a_json_array_over_several_lines(tmp_path: Path) -> None:
     assert "found a JSON document over several lines; expected one object on each line" in first
 
 
+def test_characters_written_as_pairs(tmp_path: Path) -> None:
+    assert turns(tmp_path, r'{"prompt": "\ud83d\ude00", "completion": "y"}') == [("\N{GRINNING FACE}", "y")]
+
+
 def test_bytes_that_are_not_utf8(tmp_path: Path) -> None:
     path = tmp_path / "data.jsonl"
     path.write_bytes(b'{"prompt": "\xff", "completion": "y"}')

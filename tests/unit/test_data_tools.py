@@ -118,9 +118,10 @@ def test_a_template_for_tools_of_its_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("tools", "found"),
     [
-        ("foo", '"tools": found text that is not JSON'),
+        ("foo", '"tools": not JSON: Expecting value'),
         ('{"a": 1}', '"tools": found an object; expected a list'),
         (7, '"tools": found a number; expected a list'),
+        (False, '"tools": found true or false; expected a list'),
         (["foo"], '"tools": tool 1: found text; expected {"type": "function"'),
         ([TOOL, {"name": "foo"}], '"tools": tool 2: found the key "name"; expected {"type": "function"'),
         ([{"type": "function", "function": {"description": "x"}}], '"tools": tool 1: its function has no name'),
@@ -143,8 +144,9 @@ def test_definitions_that_the_server_would_refuse(tmp_path: Path, tools: Any, fo
         ({}, "message 2: tool call 1: found an empty object"),
         ({"function": {"arguments": "{}"}}, "message 2: tool call 1: its function has no name"),
         ({"function": {"name": "", "arguments": "{}"}}, "its function has no name"),
-        ({"function": {"name": "f", "arguments": "{oops"}}, '"arguments": found text that is not JSON'),
+        ({"function": {"name": "f", "arguments": "{oops"}}, '"arguments": not JSON: Expecting'),
         ({"function": {"name": "f", "arguments": "[1]"}}, '"arguments": found a list; expected an object'),
+        ({"function": {"name": "f", "arguments": '{"a": 1, "a": 2}'}}, '"arguments": found the key "a" twice'),
         ({"function": {"name": "f", "arguments": 7}}, '"arguments": found a number; expected an object'),
         ({"id": 7, "function": {"name": "f"}}, '"id" is a number; expected text'),
         ({"type": "custom", "function": {"name": "f"}}, "found \"type\": 'custom'"),
