@@ -45,14 +45,16 @@ def render(
 
 
 def unseen(turn: Turn, tokenizer: Any, template: ChatTemplate) -> list[str]:
-    """Which of "tools" and "tool_calls" the prompt of `turn` has and the template leaves out in silence."""
+    """What of tools the prompt of `turn` has and the template leaves out in silence: definitions, calls, results."""
     if isinstance(turn.prompt, str):
         return []
     without: dict[str, tuple[tuple[Message, ...], tuple[dict[str, Any], ...]]] = {}
     if turn.tools:
-        without["tools"] = (turn.prompt, ())
+        without['"tools"'] = (turn.prompt, ())
     if any(message.tool_calls for message in turn.prompt):
-        without["tool_calls"] = (tuple(message._replace(tool_calls=()) for message in turn.prompt), turn.tools)
+        without['"tool_calls"'] = (tuple(message._replace(tool_calls=()) for message in turn.prompt), turn.tools)
+    if any(message.role == "tool" for message in turn.prompt):
+        without["messages of role tool"] = (tuple(one for one in turn.prompt if one.role != "tool"), turn.tools)
     full = render(turn.prompt, turn.tools, tokenizer, template, turn.where) if without else None
     return [key for key, chat in without.items() if _render_or_none(*chat, tokenizer, template) == full]
 
@@ -102,7 +104,8 @@ def _after_or_none(after_prompt: Callable[[Message], str], message: Message) -> 
 def _split_end(written: str, where: str, tokenizer: Any, template: ChatTemplate) -> tuple[str, int]:
     """The text before the end of the turn that the template wrote, and the id of that end."""
     text, end_id = written.rstrip(), template.end_of_turn_id
-    stops = {id_: tokenizer.convert_ids_to_tokens(id_) for id_ in sorted(template.stop_ids | {end_id})}
+    tokens = {id_: tokenizer.convert_ids_to_tokens(id_) for id_ in sorted(template.stop_ids | {end_id})}
+    stops = {id_: token for id_, token in tokens.items() if token}  # a config may name ids that the tokenizer lacks
     for id_, stop in stops.items():
         if text.endswith(stop):
             text, end_id = text.removesuffix(stop), id_

@@ -38,7 +38,7 @@ class TokenisedRows:
     long: list[LongRow] = field(default_factory=list)
     """Which they were."""
     unseen: Counter[str] = field(default_factory=Counter)
-    """Rows whose `tools`, or `tool_calls` in the prompt, the chat template leaves out in silence."""
+    """How many rows have something of tools in the prompt that the chat template leaves out in silence; see `unseen`."""
 
     def remarks(self, setting: str, limit: int) -> list[str]:
         """What the user must know about the rows of the file that `setting` names."""
@@ -48,7 +48,7 @@ class TokenisedRows:
             lines.append(f"{setting}: {self.dropped} of {total} rows are longer than {limit} tokens and were dropped")
         for key, rows in self.unseen.items():
             lines.append(
-                f'{setting}: the chat template leaves out the "{key}" of {rows} rows, on the server too: the model is neither '
+                f"{setting}: the chat template leaves out the {key} of {rows} rows, on the server too: the model is neither "
                 "trained on them nor ever sees them. Set a model.chat_template that writes them."
             )
         return lines

@@ -68,7 +68,7 @@ def test_calls_that_end_with_a_stop_id_of_their_own(tmp_path: Path) -> None:
     template = TOOL_CHATML.replace(
         "{% endfor %}<|im_end|>", "{% endfor %}{{ '<|turn_end|>' if message.tool_calls else '<|im_end|>' }}"
     )
-    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [2, 4]}')
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [2, 4, 99999]}')
     tokenizer, _, data = rows(tmp_path, read(tmp_path, messages=CHAT[:2], tools=[TOOL]), template)
     assert tokenizer.decode(data.rows[0].completion_ids).endswith("</tool_call><|turn_end|>")
 
@@ -99,6 +99,9 @@ def test_tools_that_the_template_leaves_out_are_said_once(tmp_path: Path) -> Non
     assert tools.startswith('train.file: the chat template leaves out the "tools" of 3 rows, on the server too')
     assert 'leaves out the "tool_calls" of 3 rows' in calls
     assert not rows(tmp_path, turns, TOOL_CHATML)[2].remarks("train.file", 400)
+    deaf = TOOL_CHATML.replace("in messages", "in messages if message.role != 'tool'")
+    (results,) = rows(tmp_path, turns, deaf)[2].remarks("train.file", 400)
+    assert "leaves out the messages of role tool of 3 rows" in results
 
 
 def test_a_template_for_tools_of_its_own(tmp_path: Path) -> None:
