@@ -14,7 +14,7 @@ import typer
 
 from engine_patch.errors import PreftError
 from preft_cli import __version__
-from preft_cli.commands import bench, convert, doctor, init, serve, status, store, train
+from preft_cli.commands import bench, convert, data, doctor, init, serve, status, store, train
 from preft_cli.errors import UserError
 from preft_cli.threads import wait_politely
 
@@ -28,6 +28,7 @@ app = typer.Typer(
     epilog="A first project: preft init, then preft train, preft convert, preft serve. Each command has --help.",
 )
 app.command("init")(init.command)
+app.add_typer(data.app, name="data")
 app.command("train")(train.command)
 app.command("convert")(convert.command)
 app.command("serve")(serve.command)

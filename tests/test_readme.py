@@ -41,7 +41,7 @@ def test_every_command_of_the_table_exists(command: tuple[str, str]) -> None:
     name, example = command
     words = example.split()
     assert words[:2] == ["preft", name]
-    called = words[1:3] if name == "store" else [name]  # which has commands of its own
+    called = words[1:3] if name in ("store", "data") else [name]  # which have commands of their own
     shown = subprocess.run([sys.executable, "-m", "preft_cli", *called, "--help"], capture_output=True, text=True)
     assert shown.returncode == 0
     for option in (word for word in words if word.startswith("--")):

@@ -11,7 +11,7 @@ SETTING = "bench.prompts"
 
 
 def read_prompts(path: Path, base: BaseModel, chat_template: Path | None) -> list[list[int]]:
-    """The prompts of a JSONL file of conversations, as the server would tokenise them.
+    """The prompts of a JSONL or Parquet file of conversations, as the server would tokenise them.
 
     Args:
         path: in one of the forms that training takes; the prompt of each answer counts.
@@ -31,4 +31,6 @@ def read_prompts(path: Path, base: BaseModel, chat_template: Path | None) -> lis
 
     tokenizer = AutoTokenizer.from_pretrained(base.path)
     template = load_template(tokenizer, base.path, chat_template)
-    return [prompt_token_ids(turn.prompt, tokenizer, template, turn.where) for turn in read_turns(path, SETTING)]
+    return [
+        prompt_token_ids(turn.prompt, tokenizer, template, turn.where, turn.tools) for turn in read_turns(path, SETTING)
+    ]

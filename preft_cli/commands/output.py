@@ -18,6 +18,8 @@ EXTRA_OF = {
     "transformers": "train",
     "peft": "train",
     "datasets": "train",
+    "pyarrow": "train",
+    "jinja2": "train",
     "accelerate": "train",
     "safetensors": "train",
     "matplotlib": "train",

@@ -105,7 +105,11 @@ class AdapterConfig(Section):
 class TrainConfig(Section):
     """Supervised finetuning."""
 
-    file: Path = Field(Path("train.jsonl"), description="Training conversations, JSONL.")
+    file: Path = Field(
+        Path("train.jsonl"),
+        description="Training conversations: a .jsonl or .parquet file, or a data set of the Hub (owner/name).",
+    )
+    split: str = Field("train", min_length=1, description="Of a data set of the Hub: the split to train on.")
     output_dir: Path | None = Field(None, description="Default: runs/<adapter.name>.")
     epochs: float = Field(1.0, gt=0, le=1e6, description="Passes over the data; max_steps wins.")
     max_steps: PositiveInt | None = Field(None, description="Optimizer steps; default: from epochs.")
@@ -209,7 +213,8 @@ class BenchConfig(Section):
     )
     output_len: Length = Field(32, description="Tokens to generate for a request; [8, 512] as for prompt_len.")
     prompts: Path | None = Field(
-        None, description="JSONL of conversations whose prompts are used, in place of random tokens of prompt_len."
+        None,
+        description="JSONL or Parquet of conversations whose prompts are used, in place of random tokens of prompt_len.",
     )
     max_num_seqs: PositiveInt = Field(32, description="Requests that run at once.")
     gpu_slots: PositiveInt = Field(8, description="Adapters whose prompts one step can compute, in preft's arms.")
@@ -242,7 +247,9 @@ class BenchConfig(Section):
 class EvalConfig(Section):
     """Held-out data."""
 
-    file: Path | None = Field(None, description="Held-out conversations, JSONL; their loss is printed by train.")
+    file: Path | None = Field(
+        None, description="Held-out conversations, JSONL or Parquet; their loss is printed by train."
+    )
     batch_size: PositiveInt = 8
 
 

@@ -1,38 +1,88 @@
-"""JSONL files to turns, with every error of a file at once."""
+"""Data files to turns, with every error of a file at once. JSONL and Parquet on this machine, or a data set of the Hub."""
 
 from __future__ import annotations
 
-import json
+import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
-from preft_cli.data.formats import EXPECTED, FormatError, turns_of
+from preft_cli.data.formats import EXPECTED, NO_PROMPT, turns_of
+from preft_cli.data.found import FormatError, parse_json
 from preft_cli.data.turn import Turn
 from preft_cli.errors import UserError
 
 MAX_ERRORS = 20
+FIRST_BYTES = {
+    b"\x1f\x8b": "compressed by gzip",
+    b"PK\x03\x04": "a zip archive",
+    b"\x28\xb5\x2f\xfd": "compressed by zstd",
+    b"BZh": "compressed by bzip2",
+    b"\xfd7zXZ": "compressed by xz",
+}
+SUFFIXES = {
+    ".txt": f"plain text: {NO_PROMPT}",
+    ".csv": "a table of text; write it as JSONL or Parquet",
+    ".tsv": "a table of text; write it as JSONL or Parquet",
+}
+"""What some people try, and each line of which would be an error."""
+PARQUET = b"PAR1"
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_FILE_NAME = re.compile(r".*\.(jsonl?|parquet|csv|tsv|txt|ya?ml|arrow|gz|zip|zst|bz2|xz)", re.IGNORECASE)
+
+Records = Iterable[tuple[str, Any]]
+"""Where each record stands, and the record; or the `FormatError` that was met in its place."""
+
+
+def read_data(file: Path, root: Path, setting: str = "train.file", split: str | None = None) -> list[Turn]:
+    """Every assistant turn of what `setting` names: a path that starts at `root`, or a Hub id if there is no such path.
+
+    Args:
+        split: of a data set on the Hub; None: `setting` can name files only.
+
+    Raises:
+        UserError: as `read_turns`, or the data set cannot be fetched.
+    """
+    path = root / file
+    if not is_hub_id(file, root):
+        return read_turns(path, setting)
+    if split is None:
+        raise UserError(
+            f"{setting}: {path} does not exist; expected a .jsonl or .parquet file (only train.file takes a Hub id)"
+        )
+    from preft_cli.data.hub import hub_records
+
+    return _turns(hub_records(str(file), path, setting, split), f"{setting}: split {split} of {file} is empty")
+
+
+def is_hub_id(file: Path, root: Path) -> bool:
+    """Whether `file` reads like `owner/name`, and not like a file that is missing; what is there on this machine wins."""
+    name = file.as_posix()
+    return bool(_HUB_ID.fullmatch(name)) and not _FILE_NAME.fullmatch(name) and not (root / file).exists()
 
 
 def read_turns(path: Path, setting: str = "train.file") -> list[Turn]:
-    """Every assistant turn of the JSONL file at `path`, in the file's order. Blank lines are skipped.
+    """Every assistant turn of the JSONL or Parquet file at `path`, in the file's order. Blank lines are skipped.
 
     Raises:
         UserError: the file is missing or empty, or lines of it are wrong: each with its number, what was found and what
             is expected, at most `MAX_ERRORS` of them. `setting` is the config key that names the file.
     """
-    turns: list[Turn] = []
-    errors: list[str] = []
-    for number, line in enumerate(_lines(path, setting), start=1):
-        if not line.strip():
-            continue
-        where = f"{path}:{number}"
-        try:
-            turns += turns_of(_parse(line, number), where)
-        except FormatError as error:
-            errors.append(f"{where}: {error}")
-    raise_all(errors)
-    if not turns:
-        raise UserError(f"{setting}: {path} is empty; expected one JSON object on each line: {EXPECTED}")
-    return turns
+    start = _first_bytes(path, setting)
+    if start.startswith(PARQUET) or path.suffix == ".parquet":
+        from preft_cli.data.parquet import parquet_records
+
+        return _turns(
+            parquet_records(path, setting), f"{setting}: {path} has no rows; expected one of {EXPECTED} in each"
+        )
+    for magic, what in FIRST_BYTES.items():
+        if start.startswith(magic):
+            raise UserError(f"{setting}: {path} is {what}; unpack it first: expected JSONL or Parquet")
+    if path.suffix in SUFFIXES and not start.startswith(b"{"):
+        raise UserError(f"{setting}: {path} is {SUFFIXES[path.suffix]}")
+    return _turns(
+        _lines(path, setting), f"{setting}: {path} is empty; expected one JSON object on each line: {EXPECTED}"
+    )
 
 
 def raise_all(errors: list[str]) -> None:
@@ -42,25 +92,49 @@ def raise_all(errors: list[str]) -> None:
         raise UserError("\n".join(errors[:MAX_ERRORS] + rest))
 
 
-def _lines(path: Path, setting: str) -> list[bytes]:
+def _turns(records: Records, empty: str) -> list[Turn]:
+    turns: list[Turn] = []
+    errors: list[str] = []
+    for where, record in records:
+        try:
+            if isinstance(record, FormatError):
+                raise record
+            turns += turns_of(record, where)
+        except FormatError as error:
+            errors.append(f"{where}: {error}")
+    raise_all(errors)
+    if not turns:
+        raise UserError(empty)
+    return turns
+
+
+def _first_bytes(path: Path, setting: str) -> bytes:
     try:
-        return path.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
+        with path.open("rb") as file:
+            return file.read(8)
     except FileNotFoundError:
         raise UserError(f"{setting}: {path} does not exist") from None
     except OSError as error:
         raise UserError(f"{setting}: {path} cannot be read: {error.strerror}") from error
 
 
-def _parse(line: bytes, number: int) -> object:
+def _lines(path: Path, setting: str) -> Iterator[tuple[str, Any]]:
     try:
-        return json.loads(line.decode())
+        lines = path.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    except OSError as error:
+        raise UserError(f"{setting}: {path} cannot be read: {error.strerror}") from error
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            yield f"{path}:{number}", _parse(line, number)
+
+
+def _parse(line: bytes, number: int) -> Any:
+    """The record of a line, or what is wrong with it."""
+    if number == 1 and line.strip() in (b"[", b"{"):
+        return FormatError(f"found a JSON document over several lines; expected one object on each line: {EXPECTED}")
+    try:
+        return parse_json(line.decode())
     except UnicodeDecodeError as error:
-        raise FormatError(f"not UTF-8 text (byte {error.start + 1})") from error
-    except RecursionError as error:
-        raise FormatError("nested too deeply") from error
-    except ValueError as error:
-        if number == 1 and line.strip() in (b"[", b"{"):
-            raise FormatError(
-                f"found a JSON document over several lines; expected one object on each line: {EXPECTED}"
-            ) from error
-        raise FormatError(f"not JSON: {error}") from error
+        return FormatError(f"not UTF-8 text (byte {error.start + 1})")
+    except FormatError as error:
+        return error

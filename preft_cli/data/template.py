@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from preft_cli.data.content_format import wants_parts
 from preft_cli.errors import UserError
 
 _SENTINEL = "xyzzy"
@@ -21,11 +23,24 @@ class ChatTemplate:
     """Jinja; None for a tokenizer without one, which can only train on prompt/completion records."""
     end_of_turn_id: int
     """The token that ends the assistant's turn, appended once to each completion."""
+    stop_ids: frozenset[int] = frozenset()
+    """All ids that a server stops at; a template may end calls of tools with another one than text."""
+    tools_text: str | None = None
+    """The template for chats with tools, if the tokenizer has one of its own for them."""
 
     @property
     def digest(self) -> str | None:
-        """sha256 of the template's text."""
-        return None if self.text is None else hashlib.sha256(self.text.encode()).hexdigest()
+        """sha256 of the template's text, and of that for tools if there is one."""
+        return None if self.text is None else hashlib.sha256((self.text + (self.tools_text or "")).encode()).hexdigest()
+
+    def text_for(self, tools: object) -> str | None:
+        """What renders a chat that has `tools`, or none."""
+        return self.tools_text if tools and self.tools_text else self.text
+
+    @cached_property
+    def parts(self) -> bool:
+        """Whether the server hands it the content of messages as lists of parts."""
+        return self.text is not None and wants_parts(self.text)
 
 
 def load_template(tokenizer: Any, folder: Path, file: Path | None) -> ChatTemplate:
@@ -37,7 +52,9 @@ def load_template(tokenizer: Any, folder: Path, file: Path | None) -> ChatTempla
     text = _read(file) if file else _own(tokenizer)
     if tokenizer.eos_token_id is None:
         raise UserError(f"model.base: the tokenizer in {folder} has no EOS token, so that an answer could never end")
-    return ChatTemplate(text, _end_of_turn(tokenizer, text, _stop_ids(folder)))
+    stop_ids = frozenset({int(tokenizer.eos_token_id)} | _stop_ids(folder))
+    tools_text = None if file else _for_tools(tokenizer)
+    return ChatTemplate(text, _end_of_turn(tokenizer, text, stop_ids), stop_ids, tools_text)
 
 
 def _read(file: Path) -> str:
@@ -51,6 +68,12 @@ def _own(tokenizer: Any) -> str | None:
     return tokenizer.get_chat_template() if tokenizer.chat_template else None
 
 
+def _for_tools(tokenizer: Any) -> str | None:
+    """Some tokenizers have a template called tool_use, which a server takes for requests with tools."""
+    several = isinstance(tokenizer.chat_template, dict)
+    return tokenizer.chat_template.get("tool_use") if several else None
+
+
 def _stop_ids(folder: Path) -> set[int]:
     """What generation_config.json adds to the tokenizer's EOS; the server stops at these too."""
     file = folder / "generation_config.json"
@@ -58,7 +81,7 @@ def _stop_ids(folder: Path) -> set[int]:
     return {found} if isinstance(found, int) else set(found or ())
 
 
-def _end_of_turn(tokenizer: Any, text: str | None, stop_ids: set[int]) -> int:
+def _end_of_turn(tokenizer: Any, text: str | None, stop_ids: frozenset[int]) -> int:
     """The stop id that the template itself writes after an answer, else the tokenizer's EOS.
 
     They differ in some chat models, whose turns end with a token of their own: trained to end with the wrong one, such
@@ -74,4 +97,4 @@ def _end_of_turn(tokenizer: Any, text: str | None, stop_ids: set[int]) -> int:
         # The template's own objections; a template that refuses real rows is reported with the row.
         return eos
     after = tokenizer(rendered.rpartition(_SENTINEL)[2].lstrip(), add_special_tokens=False)["input_ids"]
-    return after[0] if after and after[0] in stop_ids | {eos} else eos
+    return after[0] if after and after[0] in stop_ids else eos

@@ -9,7 +9,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from preft_cli.config.schema import PreftConfig
-from preft_cli.data.read import read_turns
+from preft_cli.data.load import data_files
+from preft_cli.data.read import is_hub_id
 from preft_cli.errors import UserError
 from preft_cli.training.output import RunFolder
 
@@ -23,7 +24,7 @@ class TrainPlan(BaseModel):
     adapter: dict[str, Any]
     train: dict[str, Any]
     seed: int
-    train_file: Path
+    train_file: Path = Field(description="Or a data set of the Hub, owner/name.")
     eval_file: Path | None
     output_dir: Path
     output_dir_in_use: bool = Field(description="Then --resume or --overwrite is needed.")
@@ -37,27 +38,25 @@ class TrainPlan(BaseModel):
 def plan_train(config: PreftConfig, root: Path) -> TrainPlan:
     """The plan for `config`, whose relative paths start at `root`. Reads the data files, writes nothing."""
     train, problems = config.train, [problem] if (problem := name_problem(config)) else []
-
-    def count(file: Path | None, setting: str) -> int | None:
+    counts: dict[str, int] = {}
+    for setting, file in data_files(config, root).items():
         try:
-            return len(read_turns(root / file, setting)) if file else None
+            counts[setting] = len(file.read())
         except UserError as error:
             problems.append(str(error))
-            return None
-
-    rows, held_out_rows = count(train.file, "train.file"), count(config.eval.file, "eval.file")
+    rows = counts.get("train.file")
     output = root / config.output_dir
     return TrainPlan(
         base_model=config.model.base,
         adapter=config.adapter.model_dump(mode="json"),
         train=train.model_dump(mode="json"),
         seed=config.project.seed,
-        train_file=root / train.file,
+        train_file=train.file if is_hub_id(train.file, root) else root / train.file,
         eval_file=root / config.eval.file if config.eval.file else None,
         output_dir=output,
         output_dir_in_use=RunFolder(output).in_use(),
         rows=rows,
-        held_out_rows=held_out_rows,
+        held_out_rows=counts.get("eval.file"),
         rows_per_step=train.batch_size * train.gradient_accumulation_steps,
         steps=train.max_steps or (_steps(config, rows) if rows else None),
         problems=problems,

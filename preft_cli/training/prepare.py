@@ -9,10 +9,9 @@ from typing import Any
 from preft_cli.adapters.base import BaseFacts
 from preft_cli.config.schema import AdapterConfig, PreftConfig
 from preft_cli.console import progress, say
-from preft_cli.data.read import read_turns
-from preft_cli.data.template import ChatTemplate, load_template
+from preft_cli.data.load import data_files, load_tokens
+from preft_cli.data.template import ChatTemplate
 from preft_cli.data.tokenise import TokenisedRows, tokenise
-from preft_cli.errors import UserError
 from preft_cli.methods import PARTS, parts_of
 from preft_cli.models import BaseModel, resolve
 from preft_cli.training.device import Precision, choose_precision
@@ -38,31 +37,25 @@ def prepare(config: PreftConfig, root: Path) -> Prepared:
     Raises:
         UserError: anything that would fail later.
     """
-    turns = {"train.file": read_turns(root / config.train.file)}
-    if config.eval.file:
-        turns["eval.file"] = read_turns(root / config.eval.file, "eval.file")
+    turns = {setting: file.read() for setting, file in data_files(config, root).items()}
     base = resolve(config.model.base, root)
-    if base.random:
-        raise UserError(f"model.base: {base.name} has random weights and no tokenizer: it can be served, not trained")
+    tokens = load_tokens(config, root, base)
     precision = choose_precision(config.train.dtype)
     facts = BaseFacts.of(base, config.model.residual_stream)
     targets = {part.name: part.targets(config.adapter, facts) for part in parts_of(config.adapter.method)}
     if idle := idle_settings(config.adapter):
         say(f"{', '.join(idle)}: nothing that method {config.adapter.method} has reads this")
-    tokenizer = load_tokenizer(base)
-    template = load_template(
-        tokenizer, base.path, root / config.model.chat_template if config.model.chat_template else None
-    )
-    limit = min(
-        config.train.max_length, getattr(base.hf_config, "max_position_embeddings", None) or config.train.max_length
-    )
     rows = {}
     for setting, found in turns.items():
         with progress(f"tokenising {setting}", total=len(found), unit="rows") as bar:
-            rows[setting] = tokenise(found, tokenizer, template, limit, setting, advance=bar.advance)
-        if dropped := rows[setting].dropped:
-            say(f"{setting}: {dropped} of {len(found)} rows are longer than {limit} tokens and were dropped")
-    return Prepared(base, tokenizer, template, rows["train.file"], rows.get("eval.file"), targets, precision)
+            rows[setting] = tokenise(
+                found, tokens.tokenizer, tokens.template, tokens.limit, setting, advance=bar.advance
+            )
+        for remark in rows[setting].remarks(setting, tokens.limit):
+            say(remark)
+    return Prepared(
+        base, tokens.tokenizer, tokens.template, rows["train.file"], rows.get("eval.file"), targets, precision
+    )
 
 
 def idle_settings(config: AdapterConfig) -> list[str]:
@@ -70,17 +63,3 @@ def idle_settings(config: AdapterConfig) -> list[str]:
     used = parts_of(config.method)
     idle = {key for part in PARTS.values() if part not in used for key in part.own_keys}
     return [f"adapter.{key}" for key in sorted(idle & config.model_fields_set)]
-
-
-def load_tokenizer(base: BaseModel) -> Any:
-    """The base model's tokenizer.
-
-    Raises:
-        UserError: the folder holds none.
-    """
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(base.path)
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"model.base: {base.path} has no usable tokenizer: {error}") from error

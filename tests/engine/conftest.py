@@ -17,6 +17,7 @@ from tests.reference import MaskedReference, random_adapter
 
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+os.environ.setdefault("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")  # a test looks into the worker, see test_prompt_mask
 
 
 @pytest.fixture(scope="session")

@@ -41,13 +41,16 @@ def refusal(tmp_path: Path, *records: Any) -> str:
         {"conversations": [{"from": "user", "value": "x"}, {"from": "assistant", "value": "y"}]},
         {"instruction": "x", "input": "", "output": "y"},
         {"instruction": "x", "output": "y"},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}]}, CHAT[1]]},
+        {"messages": CHAT, "prompt": None, "completion": None},
     ],
 )
-def test_chat_forms_load_alike(tmp_path: Path, record: dict[str, Any]) -> None:
-    assert turns(tmp_path, record) == [((USER_X,), "y")]
+def test_case_6_chat_forms_load_alike(tmp_path: Path, record: dict[str, Any]) -> None:
+    found = turns(tmp_path, record)
+    assert [(tuple((m.role, m.text) for m in prompt), answer) for prompt, answer in found] == [((("user", "x"),), "y")]
 
 
-def test_plain_text_stays_text(tmp_path: Path) -> None:
+def test_case_6_prompt_and_completion_stay_text(tmp_path: Path) -> None:
     assert turns(tmp_path, {"prompt": "foo ba", "completion": "r"}) == [("foo ba", "r")]
 
 
@@ -87,24 +90,37 @@ def test_byte_order_mark_and_windows_line_ends(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("record", "found"),
     [
-        ({"text": "x"}, 'found the key "text"; expected one of {"messages": …}'),
+        ({"txt": "x"}, 'found the key "txt"; expected one of {"messages": …}'),
+        (
+            {"text": "x"},
+            'found plain text ("text"): it has no prompt, hence no token that an adapter on prompt tokens could',
+        ),
         ({}, "found an empty object; expected one of"),
         ([1], "found a list; expected one of"),
         ({"prompt": "x"}, 'found the key "prompt" but no "completion"'),
         ({"prompt": CHAT, "completion": "y"}, '"prompt": found a list; expected text'),
         ({"prompt": "x", "completion": ""}, '"completion" is empty'),
         ({"messages": CHAT, "conversations": []}, "found both messages and conversations"),
-        ({"messages": CHAT, "tools": [{}]}, "tool definitions"),
         ({"messages": "x"}, '"messages": found text; expected a list'),
         ({"messages": []}, '"messages": found an empty list'),
         ({"messages": ["x"]}, 'message 1: found text; expected {"role": "…", "content": "…"}'),
         ({"messages": [{"role": "human", "content": "x"}]}, "message 1: found role 'human'; expected one of system"),
-        ({"messages": [{"role": "user", "content": ["x"]}]}, 'message 1: "content" is a list; expected text'),
-        ({"messages": [{"role": "user", "value": "x"}]}, 'message 1: found the keys "role", "value"'),
+        ({"messages": [{"role": "user", "content": {"x": 1}}]}, 'message 1: "content" is an object; expected text'),
+        ({"messages": [{"role": "user", "content": []}]}, 'message 1: "content" is an empty list; expected text'),
+        ({"messages": [{"role": "user", "content": None}, CHAT[1]]}, 'message 1: "content" is null; expected text'),
+        ({"messages": [{"role": "user", "content": ["x"]}]}, 'message 1: content part 1: found text; expected {"type"'),
         (
-            {"messages": [CHAT[0], {**CHAT[1], "tool_calls": [{}]}]},
-            'message 2: found the keys "role", "content", "tool',
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+            'message 1: content part 1: found "type": \'image_url\'; expected {"type": "text"',
         ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": 1}]}]},
+            '"text" is a number; expected text',
+        ),
+        ({"messages": [{**CHAT[0], "weight": 0.5}, CHAT[1]]}, 'message 1: found the keys "role", "content", "weight"'),
+        ({"messages": [{**CHAT[0], "name": 7}, CHAT[1]]}, 'message 1: "name" is a number; expected text'),
+        ({"messages": [{**CHAT[0], "tool_call_id": "c"}]}, "expected it in messages of role 'tool' only, found 'user'"),
+        ({"messages": [{"role": "user", "value": "x"}]}, 'message 1: found the keys "role", "value"'),
         ({"messages": CHAT[:1]}, "found no assistant message"),
         ({"messages": CHAT[1:]}, "the first message is the assistant's"),
         ({"messages": [CHAT[0], {"role": "assistant", "content": ""}]}, "message 2: the assistant's answer is empty"),
@@ -113,9 +129,12 @@ def test_byte_order_mark_and_windows_line_ends(tmp_path: Path) -> None:
         ({"instruction": "x", "output": "y", "history": [["a", "b"]]}, 'found "history"'),
         ('{"messages": ', "not JSON: Expecting value"),
         ("[" * 100_000, "nested too deeply"),
+        ('{"prompt": "x", "prompt": "z", "completion": "y"}', 'found the key "prompt" twice in one object'),
+        ('{"prompt": "x", "completion": NaN}', "not JSON: NaN is no number"),
+        ('{"prompt": "x \\ud83d", "completion": "y"}', r"found \ud83d, half of a surrogate pair"),
     ],
 )
-def test_anything_else_gets_its_line_what_was_found_and_what_is_expected(
+def test_case_6_anything_else_gets_its_line_what_was_found_and_what_is_expected(
     tmp_path: Path, record: Any, found: str
 ) -> None:
     text = refusal(tmp_path, {"messages": CHAT}, record)
@@ -133,6 +152,10 @@ def test_all_errors_at_once_up_to_a_limit(tmp_path: Path) -> None:
 def test_a_json_array_over_several_lines(tmp_path: Path) -> None:
     first = refusal(tmp_path, json.dumps([{"messages": CHAT}], indent=1)).splitlines()[0]
     assert "found a JSON document over several lines; expected one object on each line" in first
+
+
+def test_characters_written_as_pairs(tmp_path: Path) -> None:
+    assert turns(tmp_path, r'{"prompt": "\ud83d\ude00", "completion": "y"}') == [("\N{GRINNING FACE}", "y")]
 
 
 def test_bytes_that_are_not_utf8(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ def template(tokenizer: Any, folder: Path, file: Path | None = None) -> ChatTemp
     return load_template(tokenizer, folder, file)
 
 
-def test_boundary_in_the_middle_of_a_token(tmp_path: Path) -> None:
+def test_case_3_boundary_in_the_middle_of_a_token(tmp_path: Path) -> None:
     tokenizer = tiny_tokenizer()
     row = tokenise_turn(Turn("foo ba", "r", "here"), tokenizer, template(tokenizer, tmp_path))
     assert row.prompt_ids == tokenizer("foo ba")["input_ids"]
@@ -33,7 +33,7 @@ def test_boundary_in_the_middle_of_a_token(tmp_path: Path) -> None:
     assert joined[: len(row.prompt_ids)] != row.prompt_ids, "the example no longer splits a token"
 
 
-def test_generation_prompt_with_text_of_its_own(tmp_path: Path) -> None:
+def test_case_4_generation_prompt_with_text_of_its_own(tmp_path: Path) -> None:
     tokenizer = tiny_tokenizer(THINKING)
     row = tokenise_turn(CHAT, tokenizer, template(tokenizer, tmp_path))
     served = tokenizer.apply_chat_template(
@@ -45,7 +45,7 @@ def test_generation_prompt_with_text_of_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("written_by_template", [True, False])
-def test_one_bos_at_most_in_a_chat(tmp_path: Path, written_by_template: bool) -> None:
+def test_case_7_one_bos_at_most_in_a_chat(tmp_path: Path, written_by_template: bool) -> None:
     tokenizer = tiny_tokenizer(WRITES_BOS if written_by_template else CHATML, adds_bos=True)
     row = tokenise_turn(CHAT, tokenizer, template(tokenizer, tmp_path))
     assert (row.prompt_ids + row.completion_ids).count(tokenizer.bos_token_id) == written_by_template
@@ -76,13 +76,21 @@ def test_turns_end_with_what_the_template_writes_if_the_server_stops_there(tmp_p
     assert template(tokenizer, tmp_path).end_of_turn_id == turn_end
 
 
-def test_long_rows_are_dropped_and_counted(tmp_path: Path) -> None:
+def test_case_5_long_rows_are_dropped_and_counted(tmp_path: Path) -> None:
+    """A prompt of 200 tokens and an answer of 5 at max_length 64: never cut, and never trained on nothing."""
     tokenizer = tiny_tokenizer()
-    long = Turn((Message("user", "q " * 200),), "hello", "data.jsonl:2")
-    data = tokenise([CHAT, long], tokenizer, template(tokenizer, tmp_path), max_length=64)
+    own = template(tokenizer, tmp_path)
+    long = Turn("q" * 200, "zzzz", "data.jsonl:2")
+    row = tokenise_turn(long, tokenizer, own)
+    assert (len(row.prompt_ids), len(row.completion_ids)) == (200, 5)
+    data = tokenise([CHAT, long], tokenizer, own, max_length=64)
     assert [row.where for row in data.rows] == ["data.jsonl:1"]
     assert data.dropped == 1
+    assert [(row.where, row.tokens) for row in data.long] == [("data.jsonl:2", 205)]
+    assert data.remarks("train.file", 64) == ["train.file: 1 of 2 rows are longer than 64 tokens and were dropped"]
     assert data.rows[0].completion_ids[-1] == tokenizer.eos_token_id
+    with pytest.raises(UserError, match=r"no row is left: all 1 are longer .* \(the longest has 205\)"):
+        tokenise([long], tokenizer, own, max_length=64)
 
 
 def test_a_row_of_exactly_the_limit_is_kept(tmp_path: Path) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from preft_cli.data import Message
+from preft_cli.data.load import load_tokenizer
 from preft_cli.data.template import load_template
 from preft_cli.data.tokenise import prompt_token_ids
 from preft_cli.models import BaseModel, modules_of, resolve
-from preft_cli.training.prepare import load_tokenizer
 
 
 @pytest.fixture(scope="module")

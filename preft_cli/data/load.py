@@ -1,0 +1,84 @@
+"""The data files of a config, and what tokenises them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from preft_cli.config.schema import PreftConfig
+from preft_cli.data.read import read_data
+from preft_cli.data.template import ChatTemplate, load_template
+from preft_cli.data.turn import Turn
+from preft_cli.errors import UserError
+from preft_cli.models import BaseModel
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """A file, or a data set of the Hub, that the config names."""
+
+    setting: str
+    """The key that names it."""
+    file: Path
+    root: Path
+    split: str | None = None
+
+    def read(self) -> list[Turn]:
+        """Every assistant turn of it.
+
+        Raises:
+            UserError: see `read_data`.
+        """
+        return read_data(self.file, self.root, self.setting, self.split)
+
+
+def data_files(config: PreftConfig, root: Path) -> dict[str, DataFile]:
+    """By the key that names it, each data file of `config`: what is trained on comes first."""
+    train = config.train
+    named = {
+        "train.file": train.file,
+        "train.validation_file": getattr(train, "validation_file", None),
+        "eval.file": config.eval.file,
+    }
+    splits = {"train.file": train.split}
+    return {key: DataFile(key, file, root, splits.get(key)) for key, file in named.items() if file}
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """What makes token ids of turns, as the server of the same base model does."""
+
+    tokenizer: Any
+    template: ChatTemplate
+    limit: int
+    """Longest row, prompt and completion: of train.max_length and what the model takes."""
+
+
+def load_tokens(config: PreftConfig, root: Path, base: BaseModel) -> Tokens:
+    """Tokenizer and chat template of `base`.
+
+    Raises:
+        UserError: the base model has no usable tokenizer, or the chat template's file cannot be read.
+    """
+    if base.random:
+        raise UserError(f"model.base: {base.name} has random weights and no tokenizer: it can be served, not trained")
+    tokenizer = load_tokenizer(base)
+    file = root / config.model.chat_template if config.model.chat_template else None
+    longest = config.train.max_length
+    limit = min(longest, getattr(base.hf_config, "max_position_embeddings", None) or longest)
+    return Tokens(tokenizer, load_template(tokenizer, base.path, file), limit)
+
+
+def load_tokenizer(base: BaseModel) -> Any:
+    """The base model's tokenizer.
+
+    Raises:
+        UserError: the folder holds none.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(base.path)
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"model.base: {base.path} has no usable tokenizer: {error}") from error
