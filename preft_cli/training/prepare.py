@@ -12,9 +12,12 @@ from preft_cli.console import progress, say
 from preft_cli.data.read import read_turns
 from preft_cli.data.template import ChatTemplate, load_template
 from preft_cli.data.tokenise import TokenisedRows, tokenise
+from preft_cli.data.turn import Row
 from preft_cli.errors import UserError
 from preft_cli.methods import PARTS, parts_of
 from preft_cli.models import BaseModel, resolve
+from preft_cli.training.apart import Apart, keep_apart
+from preft_cli.training.arrange import pack_all
 from preft_cli.training.device import Precision, choose_precision
 
 
@@ -30,6 +33,10 @@ class Prepared:
     targets: dict[str, list[str]]
     """By part of the method, the modules to adapt."""
     precision: Precision
+    apart: Apart
+    """How rows share sequences."""
+    sequences: list[list[Row]] | None
+    """With packing, the training rows in each."""
 
 
 def prepare(config: PreftConfig, root: Path) -> Prepared:
@@ -56,13 +63,22 @@ def prepare(config: PreftConfig, root: Path) -> Prepared:
     limit = min(
         config.train.max_length, getattr(base.hf_config, "max_position_embeddings", None) or config.train.max_length
     )
+    apart = keep_apart(config.train, base.hf_config, base.name, limit)
     rows = {}
     for setting, found in turns.items():
         with progress(f"tokenising {setting}", total=len(found), unit="rows") as bar:
             rows[setting] = tokenise(found, tokenizer, template, limit, setting, advance=bar.advance)
         if dropped := rows[setting].dropped:
             say(f"{setting}: {dropped} of {len(found)} rows are longer than {limit} tokens and were dropped")
-    return Prepared(base, tokenizer, template, rows["train.file"], rows.get("eval.file"), targets, precision)
+    train = rows["train.file"]
+    sequences = _packed(train.rows, config, share=apart.share_prompts) if apart.packing else None
+    return Prepared(base, tokenizer, template, train, rows.get("eval.file"), targets, precision, apart, sequences)
+
+
+def _packed(rows: list[Row], config: PreftConfig, *, share: bool) -> list[list[Row]]:
+    sequences = pack_all(rows, config.train.max_length, share=share, seed=config.project.seed)
+    say(f"train.packing: {len(rows)} rows in {len(sequences)} sequences of up to {config.train.max_length} tokens")
+    return sequences
 
 
 def idle_settings(config: AdapterConfig) -> list[str]:

@@ -1,9 +1,9 @@
-"""PEFT's LoRA on a model, and the prompt mask in front of it.
+"""PEFT's LoRA on a model, and the prompt mask within it.
 
     y_i = W x_i + m_i (alpha/r) B A x_i        m_i = 1 if position i < number of prompt tokens, else 0
 
-PEFT computes the update as `lora_B(lora_A(dropout(x)))`, and neither has a bias, so zeroing the rows of x in front of `lora_A`
-is the whole of it.
+PEFT computes the update as `lora_B(lora_A(dropout(x)))`, and neither has a bias, so zeroing what comes out of `lora_A` is the
+whole of it. There a position has r numbers; zeroing x in front of it would copy all of its width.
 """
 
 from __future__ import annotations
@@ -41,21 +41,20 @@ class LoraLayers(Attached):
         self.model = get_peft_model(model, lora, autocast_adapter_dtype=True)
 
     def mask(self, mask: PromptMask) -> None:
-        """Put the mask in front of every `lora_A`.
+        """Put the mask behind every `lora_A`.
 
         Raises:
-            ValueError: when there is none that it could stand in front of; the adapter would act on all tokens in silence.
+            ValueError: when there is none that it could stand behind; the adapter would act on all tokens in silence.
         """
 
-        def hide(module: nn.Module, args: tuple[Any, ...]) -> tuple[Tensor]:
-            (x_BTI,) = args
-            return (mask.hide(x_BTI),)
+        def hide(module: nn.Module, args: tuple[Any, ...], shrunk_BTR: Tensor) -> Tensor:
+            return mask.hide(shrunk_BTR)
 
         layers = [layer.lora_A[_ADAPTER] for layer in self._layers().values()]
         if not layers or not all(isinstance(layer, nn.Linear) for layer in layers):
-            raise ValueError("the model has no lora_A linear layer to put the prompt mask in front of")
+            raise ValueError("the model has no lora_A linear layer to put the prompt mask behind")
         for layer in layers:
-            layer.register_forward_pre_hook(hide)
+            layer.register_forward_hook(hide)
 
     def disabled(self) -> AbstractContextManager[Any]:
         context: AbstractContextManager[Any] = self.model.disable_adapter()
