@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from preft_cli.data.turn import Row
-from preft_cli.training.packed import num_alike, ordered
+from preft_cli.training.packed import by_prompt, num_alike, ordered
 
 PAIR_SLOWNESS = 4.0
 """Operations of masked attention take about that much longer than those of large matrix products."""
@@ -61,15 +61,13 @@ def _fill(rows: Sequence[Row], new: Sequence[int], capacity: int) -> tuple[list[
 
 def groups_of(rows: Sequence[Row]) -> list[list[int]]:
     """Numbers of rows whose prompts are the same or continue each other, such as the turns of one conversation; else alone."""
+    prompts = list(map(by_prompt, rows))
     groups: list[list[int]] = []
-    last: list[int] | None = None
-    for number in sorted(range(len(rows)), key=lambda number: rows[number].prompt_ids):
-        prompt = rows[number].prompt_ids
-        if last is not None and prompt[: len(last)] == last:
+    for number in sorted(range(len(rows)), key=prompts.__getitem__):
+        if groups and prompts[number].startswith(prompts[groups[-1][-1]]):
             groups[-1].append(number)
         else:
             groups.append([number])
-        last = prompt
     return groups
 
 

@@ -15,6 +15,7 @@ Shapes: B sequences, T columns.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -76,13 +77,21 @@ def pack(rows: Sequence[Row], *, share: bool = True) -> Packed:
 def ordered(rows: Iterable[Row], *, share: bool = True) -> tuple[list[Row], list[int]]:
     """The rows as they are laid down, and how many tokens each adds to those before it.
 
-    In the order of their prompts' ids, what begins alike is side by side; one prompt that another continues is before it.
+    In the order of `by_prompt`, which is that of a depth-first walk.
     """
     if not share:
         return (kept := list(rows)), list(map(len, kept))
-    rows = sorted(rows, key=lambda row: row.prompt_ids)
+    rows = sorted(rows, key=by_prompt)
     before = [[], *(row.prompt_ids for row in rows)]
     return rows, [len(row) - num_alike(last, row.prompt_ids) for last, row in zip(before, rows, strict=False)]
+
+
+def by_prompt(row: Row) -> bytes:
+    """Sorted by this, prompts that begin alike are side by side, a prompt before those that continue it.
+
+    Bytes are compared far faster than lists, which matters where thousands of rows have the same system prompt.
+    """
+    return array("I", row.prompt_ids).tobytes()
 
 
 def num_alike(one: Sequence[int], other: Sequence[int]) -> int:

@@ -39,12 +39,12 @@ def root(tmp_path: Path) -> Path:
 def test_stopping_and_resuming_changes_nothing(
     base: Path, root: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
-    options = options | {"max_steps": 8}
-    whole = train(config(base, train=options | {"output_dir": "whole"}), root)
-    parts = config(base, train=options | {"output_dir": "parts"})
+    options = options | {"max_steps": 10}
+    whole = train(config(base, train=options | {"output_dir": "whole"}, eval={"file": None}), root)
+    parts = config(base, train=options | {"output_dir": "parts"}, eval={"file": None})
     with monkeypatch.context() as patch:
-        runs.stop_after(patch, 5, runs.interrupt)
-        with pytest.raises(UserError, match=r"stopped at step [56] of 8"):
+        runs.stop_after(patch, 7, runs.interrupt)
+        with pytest.raises(UserError, match=r"stopped at step [78] of 10"):
             train(parts, root)
     assert train(parts, root, resume=True).digest == whole.digest
     assert logged(root / "parts") == logged(root / "whole")
@@ -60,12 +60,13 @@ def test_sharing_and_padding_side_change_nothing(base: Path, root: Path) -> None
     for ours, theirs in zip(logged(root / "other"), logged(root / "plain"), strict=True):
         assert ours == pytest.approx(theirs, rel=1e-4)
     assert shared.tokens == apart.tokens, "those of the rows, whatever was computed once"
+    assert shared.held_out.adapter == pytest.approx(apart.held_out.adapter, rel=1e-5)
 
 
 def test_the_planned_steps_are_taken(base: Path, root: Path) -> None:
-    shared = config(base, train={"max_steps": None, "batch_size": 4})
+    shared = config(base, train={"max_steps": None, "batch_size": 4}, eval={"file": None})
     assert plan_train(shared, root).steps == train(shared, root).steps == -(-NUM_ROWS // 4)
-    packed = config(base, train=PACKED | {"max_steps": None, "output_dir": "packed"})
+    packed = config(base, train=PACKED | {"max_steps": None, "output_dir": "packed"}, eval={"file": None})
     plan = plan_train(packed, root)
     assert (plan.rows, plan.rows_per_step, plan.steps) == (NUM_ROWS, None, None)
     assert plan_train(config(base, train=PACKED), root).steps == 20

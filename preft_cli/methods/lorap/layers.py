@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from engine_patch.adapter import LowRankPair
@@ -39,6 +40,8 @@ class LoraLayers(Attached):
             task_type="CAUSAL_LM",
         )
         self.model = get_peft_model(model, lora, autocast_adapter_dtype=True)
+        for layer in self._layers().values():
+            _leave_to_autocast(layer)
 
     def mask(self, mask: PromptMask) -> None:
         """Put the mask behind every `lora_A`.
@@ -77,3 +80,20 @@ class LoraLayers(Attached):
             for name, layer in self.model.get_base_model().named_modules()
             if hasattr(layer, "lora_A") and _ADAPTER in layer.lora_A
         }
+
+
+def _leave_to_autocast(layer: Any) -> None:
+    """PEFT makes a float32 copy of each layer's input, of which autocast makes a bfloat16 copy that is kept for backward.
+
+    Both have the values of the input itself. Without them the gradients are the same to the last bit, and a sixth less is
+    kept for backward (of a Llama whose linear layers all have LoRA).
+    """
+    cast = layer._cast_input_dtype
+
+    def cast_unless_autocast(x: Tensor, dtype: torch.dtype) -> Tensor:
+        if torch.is_autocast_enabled(x.device.type):
+            return x
+        found: Tensor = cast(x, dtype)
+        return found
+
+    layer._cast_input_dtype = cast_unless_autocast
