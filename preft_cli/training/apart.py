@@ -35,30 +35,31 @@ def keep_apart(train: TrainConfig, hf_config: Any, name: str, limit: int) -> Apa
     wanted = Apart(train.share_prompts, train.packing)
     if not wanted.needs_mask or (problem := _problem(hf_config, limit)) is None:
         return wanted
-    if train.packing:
-        raise UserError(f"train.packing: rows in one sequence of {name} could see each other: {problem}", exit_code=2)
-    if "share_prompts" in train.model_fields_set:
-        raise UserError(
-            f"train.share_prompts: rows in one sequence of {name} could see each other: {problem}, or leave the key out",
-            exit_code=2,
-        )
-    say(f"train.share_prompts is off: rows in one sequence of {name} could see each other: {problem}")
+    why = f"on {name} rows in one sequence could see each other: {problem.reason}"
+    for key in ("packing", "share_prompts"):
+        if getattr(train, key) and key in train.model_fields_set:
+            raise UserError(f"train.{key}: {why}. Set it to false{problem.otherwise}", exit_code=2)
+    say(f"train.share_prompts is off: {why}")
     return Apart(share_prompts=False, packing=False)
 
 
-def _problem(hf_config: Any, limit: int) -> str | None:
-    """Why rows cannot be kept apart, and what to do."""
+class _Problem(NamedTuple):
+    """Why rows cannot be kept apart, and what helps beside not asking for it."""
+
+    reason: str
+    otherwise: str = ""
+
+
+def _problem(hf_config: Any, limit: int) -> _Problem | None:
     config = hf_config.get_text_config()
     if config.model_type not in KNOWN:
-        return f"that is known not to be for {', '.join(KNOWN)} alone, and this is {config.model_type}; set it to false"
-    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
-    if kinds:
-        return f"it has layers of {', '.join(sorted(kinds))}; set it to false"
+        return _Problem(f"it is a {config.model_type}, and they are known to be kept apart on {', '.join(KNOWN)}")
+    if kinds := set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}:
+        return _Problem(f"it has layers of {', '.join(sorted(kinds))}")
     window = getattr(config, "sliding_window", None)
     if window is not None and window < limit:
-        return f"its attention has a sliding window; set train.max_length to its {window} tokens or less, or set it to false"
+        reason = f"its attention has a sliding window of {window} tokens, and rows may have {limit}"
+        return _Problem(reason, f", or train.max_length to {window} or less")
     rope = getattr(config, "rope_parameters", None) or {}
     kinds = {one.get("rope_type") for one in (rope, *rope.values()) if isinstance(one, dict)} & set(UNSTEADY_ROPE)
-    if kinds:
-        return f"its positions (rope_type {kinds.pop()}) depend on the rows beside; set it to false"
-    return None
+    return _Problem(f"its positions (rope_type {kinds.pop()}) depend on the rows beside") if kinds else None

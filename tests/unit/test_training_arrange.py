@@ -108,10 +108,12 @@ def test_a_wide_model_shares_more() -> None:
     assert 0 < wide < narrow < 1e-2
 
 
-LINEAR: Any = Qwen3NextConfig(num_hidden_layers=2)
-REFUSED = {
-    "qwen3_next": (LINEAR, "is known not to be for .*llama.* alone, and this is qwen3_next"),
-    "window": (MistralConfig(sliding_window=32), "sliding window; set train.max_length to its 32 tokens or less"),
+REFUSED: dict[str, tuple[Any, str]] = {
+    "architecture": (Qwen3NextConfig(num_hidden_layers=2), "it is a qwen3_next, and they are known .* on .*llama"),
+    "window": (
+        MistralConfig(sliding_window=32),
+        "sliding window of 32 tokens, and rows may have 64. Set it to false, or train.max_length to 32 or less",
+    ),
     "some windows": (
         Qwen2Config(use_sliding_window=True, sliding_window=32, max_window_layers=1, num_hidden_layers=2),
         "sliding window",
@@ -130,15 +132,14 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_models_that_cannot_keep_rows_apart(case: str, capsys: pytest.CaptureFixture[str]) -> None:
     config, reason = REFUSED[case]
-    for asked, key in ((TrainConfig(packing=True), "packing"), (TrainConfig(share_prompts=True), "share_prompts")):
-        with pytest.raises(
-            UserError, match=rf"train\.{key}: rows in one sequence of base could see.*{reason}"
-        ) as caught:
-            keep_apart(asked, config, "base", 64)
+    for key in ("packing", "share_prompts"):
+        with pytest.raises(UserError, match=rf"train\.{key}: on base rows .* could see.*{reason}") as caught:
+            keep_apart(TrainConfig(**{key: True}), config, "base", 64)
         assert caught.value.exit_code == 2
     assert keep_apart(TrainConfig(), config, "base", 64) == (False, False)
-    assert "train.share_prompts is off" in capsys.readouterr().err
+    assert "train.share_prompts is off: on base" in capsys.readouterr().err
     assert keep_apart(TrainConfig(share_prompts=False), config, "base", 64) == (False, False)
+    assert not capsys.readouterr().err
 
 
 def test_models_that_can() -> None:

@@ -76,5 +76,5 @@ def test_the_planned_steps_are_taken(base: Path, root: Path) -> None:
 def test_packing_is_refused_before_a_model_is_loaded(base: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "load_base", lambda _: pytest.fail("loaded a model"))
     monkeypatch.setattr("preft_cli.training.apart.KNOWN", ("qwen3",))
-    with pytest.raises(UserError, match=r"train\.packing: .*qwen3 alone, and this is llama; set it to false"):
+    with pytest.raises(UserError, match=r"train\.packing: .*it is a llama, and .* on qwen3\. Set it to false"):
         train(config(base, train=PACKED), root)
