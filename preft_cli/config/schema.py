@@ -113,7 +113,7 @@ class TrainConfig(Section):
     output_dir: Path | None = Field(None, description="Default: runs/<adapter.name>.")
     epochs: float = Field(1.0, gt=0, le=1e6, description="Passes over the data; max_steps wins.")
     max_steps: PositiveInt | None = Field(None, description="Optimizer steps; default: from epochs.")
-    batch_size: PositiveInt = Field(4, description="Rows a step on each device.")
+    batch_size: PositiveInt = Field(4, description="Rows a step on each device; with packing, sequences.")
     gradient_accumulation_steps: PositiveInt = Field(1, description="Steps whose gradients are added up.")
     learning_rate: float = Field(1e-3, gt=0, description="Peak learning rate. Adapters need far more than full models.")
     warmup_ratio: Fraction = Field(0.1, description="Share of the steps that warm up; then cosine decay to zero.")
@@ -122,6 +122,14 @@ class TrainConfig(Section):
     max_length: PositiveInt = Field(
         1024, description="Prompt + completion tokens; longer rows are dropped and counted."
     )
+    share_prompts: bool = Field(
+        True,
+        description="Rows with the same prompt, and the turns of a conversation, go into one step and share its computation.",
+    )
+    packing: bool = Field(
+        False, description="Lay rows into sequences of up to max_length tokens, in which no row sees another."
+    )
+    padding_side: Literal["right", "left"] = Field("right", description="Where short sequences are filled up.")
     dtype: Dtype = Field("auto", description="Compute type. auto: bfloat16 where it is fast, else float32.")
     gradient_checkpointing: bool = Field(False, description="Less memory, more time, same gradients.")
     log_every: PositiveInt = Field(1, description="Steps between two lines of metrics.jsonl.")

@@ -2,51 +2,64 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from engine_patch.rule import num_adapted
 from preft_cli.data.turn import Row
-
-IGNORE = -100
-"""The label of positions that are not learnt, by PyTorch's convention."""
+from preft_cli.training.arrange import arrange
+from preft_cli.training.packed import IGNORE, pack
 
 
 @dataclass(frozen=True)
 class Collator:
-    """Pads rows to the longest one. Neither the side nor the other rows of the batch change what a row computes."""
+    """Pads sequences to the longest one. Neither the side nor the rest of the batch changes what a row computes."""
 
     pad_id: int = 0
     """Any id: padding is hidden by the attention mask and never looked at by value."""
     side: Literal["right", "left"] = "right"
+    share_prompts: bool = False
+    """Compute once what rows have in common at the beginning of their prompts."""
+    pair_cost: float = 0.0
+    """See `arrange`."""
 
-    def __call__(self, rows: list[Row]) -> dict[str, Tensor]:
-        """`input_ids, attention_mask, position_ids, labels, prompt_mask`, each `[batch, longest row]`."""
-        length = max(map(len, rows))
-        starts = [length - len(row) if self.side == "left" else 0 for row in rows]
-        input_ids = torch.full((len(rows), length), self.pad_id)
-        labels = torch.full_like(input_ids, IGNORE)
-        attention_mask = torch.zeros_like(input_ids)
-        for index, (row, start) in enumerate(zip(rows, starts, strict=True)):
-            middle, end = start + len(row.prompt_ids), start + len(row)
-            input_ids[index, start:end] = torch.tensor(row.prompt_ids + row.completion_ids)
-            labels[index, middle:end] = torch.tensor(row.completion_ids)
-            attention_mask[index, start:end] = 1
-        return {
-            "input_ids": input_ids,
-            "attention_mask": attention_mask,
-            "position_ids": (attention_mask.cumsum(-1) - 1).clamp(min=0),
-            "labels": labels,
-            "prompt_mask": prompt_mask([len(row.prompt_ids) for row in rows], starts, length),
+    def __call__(self, items: Sequence[Row] | Sequence[list[Row]]) -> dict[str, Tensor]:
+        """`items` are rows, or for each sequence the rows in it (`pack_all`).
+
+        Returns:
+            `input_ids, position_ids, labels, prompt_mask, predicted_by`, each `[sequences, longest]`, as in `Packed`, and
+            `attention_mask` (1: no padding); `row_tokens` `[sequences]`, what its rows would have each by itself. Where a
+            sequence has more than one row, `seen_until` too.
+        """
+        sequences = [item for item in items if isinstance(item, list)]
+        rows = [item for item in items if isinstance(item, Row)]
+        if rows:
+            sequences += arrange(rows, self.pair_cost) if self.share_prompts else [[row] for row in rows]
+        packed = [pack(sequence, share=self.share_prompts) for sequence in sequences]
+        length = max(map(len, packed))
+        starts_B1 = torch.tensor([length - len(one) if self.side == "left" else 0 for one in packed])[:, None]
+
+        def padded(tensors: Sequence[Tensor], fill: int) -> Tensor:
+            batch_BT = torch.full((len(packed), length), fill, dtype=tensors[0].dtype)
+            for row_T, start, tensor in zip(batch_BT, starts_B1.flatten().tolist(), tensors, strict=True):
+                row_T[start : start + len(tensor)] = tensor
+            return batch_BT
+
+        batch = {
+            "input_ids": padded([one.input_ids for one in packed], self.pad_id),
+            "attention_mask": padded([torch.ones_like(one.input_ids) for one in packed], 0),
+            "position_ids": padded([one.position_ids for one in packed], 0),
+            "labels": padded([one.labels for one in packed], IGNORE),
+            "prompt_mask": padded([one.prompt_mask for one in packed], False),
+            "predicted_by": padded([one.predicted_by for one in packed], 0) + starts_B1,
+            "row_tokens": torch.tensor([sum(map(len, sequence)) for sequence in sequences]),
         }
-
-
-def prompt_mask(num_prompt_tokens: list[int], starts: list[int], length: int) -> Tensor:
-    """The mask `[batch, length]` of rows that begin at the columns `starts` (0 unless padded on the left)."""
-    mask_BT = torch.zeros(len(starts), length, dtype=torch.bool)
-    for row, (prompt, start) in enumerate(zip(num_prompt_tokens, starts, strict=True)):
-        mask_BT[row, start : start + int(num_adapted(prompt, 0, length - start))] = True
-    return mask_BT
+        if any(len(sequence) > 1 for sequence in sequences):
+            seen_until_BT = padded([one.seen_until for one in packed], 0) + starts_B1
+            # Padding sees itself alone: attention over nothing at all is not a number.
+            alone_T = torch.arange(1, length + 1)
+            batch["seen_until"] = torch.where(batch["attention_mask"].bool(), seen_until_BT, alone_T)
+        return batch

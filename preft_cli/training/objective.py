@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from preft_cli.methods.adapted import AdaptedModel
-from preft_cli.training.collate import IGNORE
+from preft_cli.training.packed import IGNORE, attention_mask
 
 
 class LossSum(NamedTuple):
@@ -31,42 +31,42 @@ class Objective:
     def __call__(self, batch: dict[str, Tensor], model: Any = None) -> LossSum:
         """The loss of one batch of `Collator`. `model` is the model as the trainer wraps it, if it does."""
         self._adapted.mask.set(batch["prompt_mask"])
-        # A position predicts the token after it.
-        targets_BT = F.pad(batch["labels"][:, 1:], (0, 1), value=IGNORE)
-        learnt_BT = targets_BT != IGNORE
-        self._head.select(learnt_BT)
+        sequence_N, column_N = (batch["labels"] != IGNORE).nonzero(as_tuple=True)
+        targets_N = batch["labels"][sequence_N, column_N]
+        self._head.select(sequence_N, batch["predicted_by"][sequence_N, column_N])
+        seen_until_BT = batch.get("seen_until")
         logits_1NV = (model or self._adapted.model)(
             input_ids=batch["input_ids"],
-            attention_mask=batch["attention_mask"],
+            # Of two dimensions it only hides padding, and the model makes the causal mask, or none if nothing is padded.
+            attention_mask=batch["attention_mask"] if seen_until_BT is None else attention_mask(seen_until_BT),
             position_ids=batch["position_ids"],
             use_cache=False,
         ).logits
-        targets_N = targets_BT[learnt_BT]
         total = F.cross_entropy(logits_1NV[0].float(), targets_N, reduction="sum")
         return LossSum(total, targets_N.numel())
 
 
 class LabelPositions:
-    """Lets the LM head see only the positions that have a label.
+    """Lets the LM head see only the positions that predict a label, once for each of their labels.
 
     The vocabulary is large and prompts are long: most of the head's work would be for logits that no loss reads. The
     model's own forward pass still does whatever it does to logits, such as soft-capping.
     """
 
     def __init__(self) -> None:
-        self._selected_BT: Tensor | None = None
+        self._selected: tuple[Tensor, Tensor] | None = None
 
-    def select(self, selected_BT: Tensor) -> None:
-        """In the next forward pass the head computes `[1, number of true positions, vocabulary]`."""
-        self._selected_BT = selected_BT
+    def select(self, sequence_N: Tensor, column_N: Tensor) -> None:
+        """In the next forward pass the head computes `[1, N, vocabulary]`: the logits of these positions."""
+        self._selected = sequence_N, column_N
 
     def attach(self, head: nn.Module) -> None:
         """Put the selection in front of `head`."""
         head.register_forward_pre_hook(self._hook)
 
     def _hook(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Tensor] | None:
-        selected_BT, self._selected_BT = self._selected_BT, None
-        if selected_BT is None:
+        selected, self._selected = self._selected, None
+        if selected is None:
             return None
         (hidden_BTD,) = args
-        return (hidden_BTD[selected_BT].unsqueeze(0),)
+        return (hidden_BTD[selected].unsqueeze(0),)

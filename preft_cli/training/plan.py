@@ -30,8 +30,12 @@ class TrainPlan(BaseModel):
     output_dir_in_use: bool = Field(description="Then --resume or --overwrite is needed.")
     rows: int | None = Field(description="Assistant turns in train_file, before long ones are dropped.")
     held_out_rows: int | None
-    rows_per_step: int = Field(description="Batch size x accumulation.")
-    steps: int | None = Field(description="Optimizer steps if no row is dropped.")
+    rows_per_step: int | None = Field(
+        description="Batch size x accumulation; with packing not known before tokenising."
+    )
+    steps: int | None = Field(
+        description="Optimizer steps if no row is dropped; with packing only known if max_steps is set."
+    )
     problems: list[str] = Field(description="What would stop the run at once.")
 
 
@@ -57,8 +61,8 @@ def plan_train(config: PreftConfig, root: Path) -> TrainPlan:
         output_dir_in_use=RunFolder(output).in_use(),
         rows=rows,
         held_out_rows=counts.get("eval.file"),
-        rows_per_step=train.batch_size * train.gradient_accumulation_steps,
-        steps=train.max_steps or (_steps(config, rows) if rows else None),
+        rows_per_step=None if train.packing else train.batch_size * train.gradient_accumulation_steps,
+        steps=train.max_steps or (_steps(config, rows) if rows and not train.packing else None),
         problems=problems,
     )
 

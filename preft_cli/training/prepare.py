@@ -12,8 +12,11 @@ from preft_cli.console import progress, say
 from preft_cli.data.load import data_files, load_tokens
 from preft_cli.data.template import ChatTemplate
 from preft_cli.data.tokenise import TokenisedRows, tokenise
+from preft_cli.data.turn import Row
 from preft_cli.methods import PARTS, parts_of
 from preft_cli.models import BaseModel, resolve
+from preft_cli.training.apart import Apart, keep_apart
+from preft_cli.training.arrange import pack_all
 from preft_cli.training.device import Precision, choose_precision
 
 
@@ -29,6 +32,10 @@ class Prepared:
     targets: dict[str, list[str]]
     """By part of the method, the modules to adapt."""
     precision: Precision
+    apart: Apart
+    """How rows share sequences."""
+    sequences: list[list[Row]] | None
+    """With packing, the training rows in each."""
 
 
 def prepare(config: PreftConfig, root: Path) -> Prepared:
@@ -45,6 +52,7 @@ def prepare(config: PreftConfig, root: Path) -> Prepared:
     targets = {part.name: part.targets(config.adapter, facts) for part in parts_of(config.adapter.method)}
     if idle := idle_settings(config.adapter):
         say(f"{', '.join(idle)}: nothing that method {config.adapter.method} has reads this")
+    apart = keep_apart(config.train, base.hf_config, base.name, tokens.limit)
     rows = {}
     for setting, found in turns.items():
         with progress(f"tokenising {setting}", total=len(found), unit="rows") as bar:
@@ -53,9 +61,17 @@ def prepare(config: PreftConfig, root: Path) -> Prepared:
             )
         for remark in rows[setting].remarks(setting, tokens.limit):
             say(remark)
+    train = rows["train.file"]
+    sequences = _packed(train.rows, config, share=apart.share_prompts) if apart.packing else None
     return Prepared(
-        base, tokens.tokenizer, tokens.template, rows["train.file"], rows.get("eval.file"), targets, precision
+        base, tokens.tokenizer, tokens.template, train, rows.get("eval.file"), targets, precision, apart, sequences
     )
+
+
+def _packed(rows: list[Row], config: PreftConfig, *, share: bool) -> list[list[Row]]:
+    sequences = pack_all(rows, config.train.max_length, share=share, seed=config.project.seed)
+    say(f"train.packing: {len(rows)} rows in {len(sequences)} sequences of up to {config.train.max_length} tokens")
+    return sequences
 
 
 def idle_settings(config: AdapterConfig) -> list[str]:

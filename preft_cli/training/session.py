@@ -14,6 +14,7 @@ from preft_cli.console import progress
 from preft_cli.methods import parts_of
 from preft_cli.methods.adapted import AdaptedModel
 from preft_cli.models.quiet import quiet_transformers
+from preft_cli.training.arrange import pair_cost
 from preft_cli.training.callbacks import Reporter
 from preft_cli.training.collate import Collator
 from preft_cli.training.evaluation import HeldOut
@@ -39,7 +40,10 @@ class Session:
         set_seed(config.project.seed)
         self.adapted = AdaptedModel(base, config.adapter, prepared.targets)
         objective = Objective(self.adapted)
-        collate = Collator()
+        share = prepared.apart.share_prompts
+        collate = Collator(
+            side=config.train.padding_side, share_prompts=share, pair_cost=pair_cost(prepared.base.hf_config)
+        )
         self.trainer = PromptTrainer(
             objective=objective,
             save_weights=self._save_checkpoint,
@@ -47,7 +51,8 @@ class Session:
             model=self.adapted.model,
             args=training_arguments(config, folder.checkpoints, prepared.precision),
             data_collator=collate,
-            train_dataset=prepared.train.rows,
+            train_dataset=prepared.sequences or prepared.train.rows,
+            share_prompts=share and not prepared.sequences,
         )
         # It prints the bare dictionaries that our own reporter shows as a bar and writes to a file.
         self.trainer.remove_callback(PrinterCallback)
@@ -119,4 +124,9 @@ class Session:
 def load_base(prepared: Prepared) -> Any:
     """The base model in the compute type: the weights that a server of that type computes with."""
     with quiet_transformers():
-        return AutoModelForCausalLM.from_pretrained(prepared.base.path, dtype=prepared.precision.dtype)
+        return AutoModelForCausalLM.from_pretrained(
+            prepared.base.path,
+            dtype=prepared.precision.dtype,
+            # Takes a mask of true and false as it is; the slow one would add it to the scores.
+            **({"attn_implementation": "sdpa"} if prepared.apart.needs_mask else {}),
+        )

@@ -13,6 +13,7 @@ from transformers import Trainer, TrainingArguments
 from preft_cli.config.schema import PreftConfig
 from preft_cli.training.device import Precision
 from preft_cli.training.objective import Objective
+from preft_cli.training.order import SharedPromptOrder
 
 NEVER = 10**9
 
@@ -36,6 +37,7 @@ class PromptTrainer(Trainer):  # type: ignore[misc, unused-ignore]
         objective: Objective,
         save_weights: Callable[[Path], object],
         load_weights: Callable[[Path], None],
+        share_prompts: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -44,6 +46,13 @@ class PromptTrainer(Trainer):  # type: ignore[misc, unused-ignore]
         self.tokens_seen = 0
         self._save_weights = save_weights
         self._load_weights = load_weights
+        self._share_prompts = share_prompts
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        """With `share_prompts` the rows of one prompt follow each other."""
+        if not self._share_prompts:
+            return super()._get_train_sampler(train_dataset)
+        return SharedPromptOrder(self.train_dataset, self.args.train_batch_size, self.args.seed)
 
     def compute_loss(
         self,
@@ -54,7 +63,7 @@ class PromptTrainer(Trainer):  # type: ignore[misc, unused-ignore]
     ) -> Any:
         """Mean cross-entropy over the completion tokens of the whole optimizer step."""
         loss = self.objective(inputs, model)
-        self.tokens_seen += int(inputs["attention_mask"].sum())
+        self.tokens_seen += int(inputs["row_tokens"].sum())
         if not torch.isfinite(loss.total):
             raise NonFiniteError("the loss", self.state.global_step + 1)
         mean = loss.total / (loss.num_tokens if num_items_in_batch is None else num_items_in_batch)

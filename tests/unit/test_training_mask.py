@@ -13,7 +13,7 @@ from preft_cli.data import Row
 from preft_cli.methods.adapted import AdaptedModel
 from preft_cli.methods.lorap.layers import LoraLayers
 from preft_cli.methods.mask import PromptMask
-from preft_cli.training.collate import Collator, prompt_mask
+from preft_cli.training.collate import Collator
 from preft_cli.training.objective import Objective
 from tests.unit.tiny import tiny_model
 
@@ -105,6 +105,26 @@ def test_method_decides_who_is_masked(method: Any) -> None:
     torch.testing.assert_close(objective(Collator()([row])).total, wanted, atol=1e-4, rtol=1e-5)
 
 
+def test_autocast_makes_no_copies_of_inputs() -> None:
+    """And the gradients are those of PEFT's own way, to the last bit."""
+    found = []
+    for peft_way in (False, True):
+        adapted = adapted_model()
+        adapted.model.get_base_model().to(torch.bfloat16)
+        seen: set[torch.dtype] = set()
+        for module in adapted.model.modules():
+            if hasattr(module, "lora_A"):
+                module.lora_A.float(), module.lora_B.float()
+                module.lora_A.default.register_forward_pre_hook(lambda _, args, seen=seen: seen.add(args[0].dtype))
+                if peft_way:
+                    del module._cast_input_dtype
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            Objective(adapted)(Collator()(ROWS)).total.backward()
+        found.append((seen, {name: p.grad for name, p in adapted.trainable().items()}))
+    assert [seen for seen, _ in found] == [{torch.bfloat16}, {torch.float32}]
+    torch.testing.assert_close(found[0][1], found[1][1], atol=0, rtol=0)
+
+
 def test_a_forward_pass_without_a_fitting_mask_is_refused() -> None:
     adapted = adapted_model()
     with pytest.raises(RuntimeError, match="no prompt mask is set"):
@@ -121,7 +141,6 @@ def test_lora_that_the_mask_cannot_stand_in_front_of_is_refused() -> None:
 
 
 def test_mask_goes_by_position() -> None:
-    assert prompt_mask([2, 1], [0, 3], 5).int().tolist() == [[1, 1, 0, 0, 0], [0, 0, 0, 1, 0]]
     for side in ("left", "right"):
         batch = Collator(pad_id=2, side=side)(ROWS)
         adapted = [row["ids"][row["mask"]].tolist() for row in _split(batch)]

@@ -45,7 +45,6 @@ class Intervention(nn.Module):
         if not self.enabled:
             return h_BTD
         shrunk_BTR = F.linear(self.dropout(h_BTD.to(self.w1.dtype)), self.w1, self.bias)
-        update_BTD = shrunk_BTR @ self.w2
         if self.mask is not None:
-            update_BTD = self.mask.hide(update_BTD)
-        return h_BTD + update_BTD.to(h_BTD.dtype)
+            shrunk_BTR = self.mask.hide(shrunk_BTR)
+        return h_BTD + (shrunk_BTR @ self.w2).to(h_BTD.dtype)

@@ -1,0 +1,148 @@
+"""Which rows come into one step and one sequence: nothing lost, limits kept, the same each time."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3NextConfig
+
+from preft_cli.config.schema import TrainConfig
+from preft_cli.data import Row
+from preft_cli.errors import UserError
+from preft_cli.training.apart import keep_apart
+from preft_cli.training.arrange import arrange, groups_of, pack_all, pair_cost
+from preft_cli.training.order import SharedPromptOrder
+from preft_cli.training.packed import pack
+
+
+def rows_of(seed: int, prompts: int = 40, system: int = 5) -> list[Row]:
+    """Prompts with one to four completions each, and conversations whose turns continue each other."""
+    draw = random.Random(seed)
+    rows = []
+    for _ in range(prompts):
+        prompt = [*range(system), *draw.choices(range(20, 90), k=draw.randint(1, 30))]
+        for _ in range(draw.randint(1, 4)):
+            rows.append(Row(list(prompt), draw.choices(range(20, 90), k=draw.randint(1, 10)), str(len(rows))))
+            if draw.random() < 0.4:
+                prompt += draw.choices(range(20, 90), k=draw.randint(1, 5))
+    draw.shuffle(rows)
+    return rows
+
+
+def names(sequences: list[list[Row]]) -> Counter[str]:
+    return Counter(row.where for sequence in sequences for row in sequence)
+
+
+@pytest.mark.parametrize("share", [False, True])
+@pytest.mark.parametrize("max_length", [60, 64, 1000])
+def test_packing_keeps_every_row_and_the_limit(share: bool, max_length: int) -> None:
+    for seed in range(5):
+        rows = rows_of(seed)
+        sequences = pack_all(rows, max_length, share=share, seed=0)
+        assert names(sequences) == names([rows])
+        lengths = [len(pack(sequence, share=share)) for sequence in sequences]
+        assert max(lengths) <= max_length
+        least = len(pack(rows, share=share)) / max_length
+        assert len(sequences) <= 1.3 * least + 1, "half-empty sequences"
+        assert pack_all(rows, max_length, share=share, seed=0) == sequences
+
+
+def test_packing_fills_up_to_the_last_token() -> None:
+    rows = [Row([1] * 7, [2] * 3), Row([3] * 4, [2] * 2), Row([4] * 2, [2] * 2)]
+    assert len(pack_all(rows, 10, share=True, seed=0)) == 2
+    assert len(pack_all(rows, 20, share=True, seed=0)) == 1
+    assert len(pack_all(rows, 19, share=True, seed=0)) == 2
+
+
+def test_packing_orders_equals_by_seed() -> None:
+    rows = [Row([n, n], [2, n]) for n in range(50)]
+    assert pack_all(rows, 20, share=True, seed=0) != pack_all(rows, 20, share=True, seed=1)
+
+
+def test_groups_go_by_ids() -> None:
+    chain = [Row([1, 2, 3], [9]), Row([1], [9]), Row([1, 2], [9]), Row([1, 2], [8])]
+    rows = [Row([12], [3]), *chain, Row([1, 3], [9]), Row([2], [9])]
+    assert groups_of(rows) == [[2, 3, 4, 1], [5], [6], [0]]
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 8, 500])
+def test_order_has_every_row_once_and_another_order_each_epoch(batch_size: int) -> None:
+    rows = rows_of(0)
+    order = SharedPromptOrder(rows, batch_size, seed=7)
+    first = list(order)
+    assert sorted(first) == list(range(len(order)))
+    assert len(order) == len(rows)
+    order.set_epoch(1)
+    second = list(order)
+    assert sorted(second) == sorted(first)
+    assert second != first
+    again = SharedPromptOrder(rows, batch_size, seed=7)
+    again.set_epoch(1)
+    assert list(again) == second, "what a resumed run and other processes see"
+    assert list(SharedPromptOrder(rows, batch_size, seed=8)) != first
+
+
+def test_order_splits_few_groups() -> None:
+    rows = rows_of(1)
+    order = list(SharedPromptOrder(rows, 8, seed=0))
+    batches = [set(order[start : start + 8]) for start in range(0, len(order), 8)]
+    split = sum(not any(set(group) <= batch for batch in batches) for group in groups_of(rows))
+    assert split <= len(batches) // 4
+
+
+def test_arranging_weighs_sharing_against_attention() -> None:
+    prompt = list(range(100))
+    rows = [Row(prompt, [n] * 20) for n in range(4)]
+    assert [len(sequence) for sequence in arrange(rows, 1e-3)] == [4]
+    lone = [Row([n] * 100, [n] * 20) for n in range(4)]
+    assert [len(sequence) for sequence in arrange(lone, 1e-3)] == [1] * 4
+    mixed = [Row([1] * 200, [2]), *(Row([n], [n] * 30) for n in range(3, 9))]
+    assert [len(sequence) for sequence in arrange(mixed, 1e-3)] == [1, 6], "short rows are not padded to the long one"
+
+
+def test_a_wide_model_shares_more() -> None:
+    narrow, wide = (pair_cost(LlamaConfig(hidden_size=size)) for size in (576, 4096))
+    assert 0 < wide < narrow < 1e-2
+
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "architecture": (Qwen3NextConfig(num_hidden_layers=2), "it is a qwen3_next, and they are known .* on .*llama"),
+    "window": (
+        MistralConfig(sliding_window=32),
+        "sliding window of 32 tokens, and rows may have 64. Set it to false, or train.max_length to 32 or less",
+    ),
+    "some windows": (
+        Qwen2Config(use_sliding_window=True, sliding_window=32, max_window_layers=1, num_hidden_layers=2),
+        "sliding window",
+    ),
+    "rope": (
+        LlamaConfig(rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}),
+        "rope_type dynamic",
+    ),
+    "other layers": (
+        LlamaConfig(layer_types=["full_attention", "linear_attention"], num_hidden_layers=2),
+        "layers of linear_attention",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_models_that_cannot_keep_rows_apart(case: str, capsys: pytest.CaptureFixture[str]) -> None:
+    config, reason = REFUSED[case]
+    for key in ("packing", "share_prompts"):
+        with pytest.raises(UserError, match=rf"train\.{key}: on base rows .* could see.*{reason}") as caught:
+            keep_apart(TrainConfig(**{key: True}), config, "base", 64)
+        assert caught.value.exit_code == 2
+    assert keep_apart(TrainConfig(), config, "base", 64) == (False, False)
+    assert "train.share_prompts is off: on base" in capsys.readouterr().err
+    assert keep_apart(TrainConfig(share_prompts=False), config, "base", 64) == (False, False)
+    assert not capsys.readouterr().err
+
+
+def test_models_that_can() -> None:
+    full = MistralConfig(sliding_window=None), MistralConfig(sliding_window=64), LlamaConfig(), Qwen2Config()
+    for config in full:
+        assert keep_apart(TrainConfig(packing=True), config, "base", 64) == (True, True)
