@@ -15,7 +15,9 @@ from preft_cli.data.tokenise import TokenisedRows, tokenise
 from preft_cli.errors import UserError
 from preft_cli.methods import PARTS, parts_of
 from preft_cli.models import BaseModel, resolve
-from preft_cli.training.device import Precision, choose_precision
+from preft_cli.training.boards import check_boards
+from preft_cli.training.device import Precision, check_devices, choose_precision
+from preft_cli.training.quantise import check_quantised
 
 
 @dataclass(frozen=True)
@@ -27,9 +29,12 @@ class Prepared:
     template: ChatTemplate
     train: TokenisedRows
     held_out: TokenisedRows | None
+    validation: TokenisedRows | None
     targets: dict[str, list[str]]
     """By part of the method, the modules to adapt."""
     precision: Precision
+    boards: list[str]
+    """What of `train.report_to` is there."""
 
 
 def prepare(config: PreftConfig, root: Path) -> Prepared:
@@ -38,9 +43,13 @@ def prepare(config: PreftConfig, root: Path) -> Prepared:
     Raises:
         UserError: anything that would fail later.
     """
+    check_devices(config.train)
+    check_quantised(config.train.quantize_base)
+    present = check_boards(config)
     turns = {"train.file": read_turns(root / config.train.file)}
-    if config.eval.file:
-        turns["eval.file"] = read_turns(root / config.eval.file, "eval.file")
+    for setting, file in (("train.validation_file", config.train.validation_file), ("eval.file", config.eval.file)):
+        if file:
+            turns[setting] = read_turns(root / file, setting)
     base = resolve(config.model.base, root)
     if base.random:
         raise UserError(f"model.base: {base.name} has random weights and no tokenizer: it can be served, not trained")
@@ -62,7 +71,17 @@ def prepare(config: PreftConfig, root: Path) -> Prepared:
             rows[setting] = tokenise(found, tokenizer, template, limit, setting, advance=bar.advance)
         if dropped := rows[setting].dropped:
             say(f"{setting}: {dropped} of {len(found)} rows are longer than {limit} tokens and were dropped")
-    return Prepared(base, tokenizer, template, rows["train.file"], rows.get("eval.file"), targets, precision)
+    return Prepared(
+        base,
+        tokenizer,
+        template,
+        train=rows["train.file"],
+        held_out=rows.get("eval.file"),
+        validation=rows.get("train.validation_file"),
+        targets=targets,
+        precision=precision,
+        boards=present,
+    )
 
 
 def idle_settings(config: AdapterConfig) -> list[str]:
