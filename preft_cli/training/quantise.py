@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from importlib.util import find_spec
 from typing import Any
 
@@ -46,6 +47,8 @@ def quantised(bits: str | None, precision: Precision) -> dict[str, Any]:
     from transformers import BitsAndBytesConfig
 
     if bits == "8bit":
+        # It says in each layer of each step that it computes in float16.
+        logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
         return {"quantization_config": BitsAndBytesConfig(load_in_8bit=True)}
     four = BitsAndBytesConfig(
         load_in_4bit=True,

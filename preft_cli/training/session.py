@@ -48,6 +48,7 @@ class Session:
         # Reading the device connects the processes, and gives each its own.
         arguments = training_arguments(config, folder.checkpoints, prepared.precision)
         device = arguments.device
+        callbacks = boards(prepared.boards, config, folder)
         sharded = config.train.parallel == "fsdp" and processes.world_size() > 1
         with progress(f"loading {prepared.base.name}"):
             base = load_base(prepared, torch.device("cpu") if sharded else device, config.train.quantize_base)
@@ -67,7 +68,7 @@ class Session:
             args=arguments,
             data_collator=collate,
             train_dataset=prepared.train.rows,
-            callbacks=boards(prepared.boards, config, folder),
+            callbacks=callbacks,
         )
         # It prints the bare dictionaries that our own reporter shows as a bar and writes to a file.
         self.trainer.remove_callback(PrinterCallback)

@@ -44,7 +44,8 @@ def test_two_gpus_equal_one(root: Path, parallel: str) -> None:
     two = train(of(root, parallel, **halves), root)
     for single, double in zip(logged(root / f"one-{parallel}"), logged(root / parallel), strict=True):
         assert double == pytest.approx(single, rel=1e-4, abs=1e-5)
-    assert (one.held_out is not None) and (two.held_out is not None)
+    assert one.held_out is not None
+    assert two.held_out is not None
     assert two.held_out.adapter == pytest.approx(one.held_out.adapter, rel=1e-4)
     assert (two.device, two.num_processes) == ("cuda", 2)
     # On from the last checkpoint, to twice the length.

@@ -53,7 +53,7 @@ def test_the_base_is_quantised_and_the_mask_holds(
     assert result.held_out is not None
     assert result.held_out.adapter < result.held_out.base
     (adapted,) = seen
-    assert sum(type(m).__name__ in ("Linear4bit", "Linear8bitLt") for m in adapted.model.modules()) == 14
+    assert sum(type(m).__module__.startswith("bitsandbytes") for m in adapted.model.modules()) == 14
     assert {parameter.dtype for parameter in adapted.trainable().values()} == {torch.float32}
     saved = load_trained(root / options["output_dir"] / "adapter")
     assert saved.meta["note"] == f"trained on a {bits[0]}-bit base; serve on the unquantised base"
