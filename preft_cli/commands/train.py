@@ -28,6 +28,7 @@ def command(
     """
     from preft_cli.commands.output import needs_extras, print_json, quiet_stdout
     from preft_cli.errors import UserError
+    from preft_cli.training.processes import is_main
 
     if resume and overwrite:
         raise UserError("--resume goes on with an earlier run and --overwrite discards it: give one of them", 2)
@@ -41,6 +42,8 @@ def command(
             from preft_cli.training.run import train
 
             result = train(loaded.config, loaded.root, resume=resume, overwrite=overwrite)
+    if not is_main():
+        return  # one of several processes that torchrun started; the main one prints
     if dry_run:
         print_json(plan)
         if plan.problems:

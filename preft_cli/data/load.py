@@ -38,7 +38,7 @@ def data_files(config: PreftConfig, root: Path) -> dict[str, DataFile]:
     train = config.train
     named = {
         "train.file": train.file,
-        "train.validation_file": getattr(train, "validation_file", None),
+        "train.validation_file": train.validation_file,
         "eval.file": config.eval.file,
     }
     splits = {"train.file": train.split}

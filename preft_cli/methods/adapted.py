@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 
 from engine_patch.adapter import LowRankPair
 from engine_patch.rule import is_prefill_only
@@ -60,22 +60,30 @@ class AdaptedModel:
         """The parameters that are trained, by name."""
         return {name: parameter for name, parameter in self.model.named_parameters() if parameter.requires_grad}
 
-    def save_state(self, folder: Path) -> None:
-        """Write the trained parameters to `folder`, for `load_state`."""
-        save_file({name: p.detach().cpu().contiguous() for name, p in self.trainable().items()}, folder / STATE)
+    def state(self) -> dict[str, Tensor]:
+        """A copy of the trained parameters, on the CPU, as they are trained."""
+        return {name: p.detach().to("cpu", copy=True).contiguous() for name, p in self.trainable().items()}
 
     @torch.no_grad()
+    def put(self, state: Mapping[str, Tensor]) -> None:
+        """Put back what `state` gave for a model of the same config, bit for bit."""
+        for name, parameter in self.trainable().items():
+            parameter.copy_(state[name])
+
+    def save_state(self, folder: Path) -> None:
+        """Write the trained parameters to `folder`, for `load_state`."""
+        save_file(self.state(), folder / STATE)
+
     def load_state(self, folder: Path) -> None:
         """Put back what `save_state` wrote for a model of the same config, bit for bit.
 
         Raises:
             UserError: the file is missing, damaged, or of another run.
         """
-        path, parameters = folder / STATE, self.trainable()
+        path = folder / STATE
         if not path.is_file():
             raise UserError(f"{path} is missing, so that run cannot be continued; start anew with --overwrite")
         state = load_safetensors(path)
-        if {name: t.shape for name, t in state.items()} != {name: p.shape for name, p in parameters.items()}:
+        if {name: t.shape for name, t in state.items()} != {name: p.shape for name, p in self.trainable().items()}:
             raise UserError(f"{path} does not hold the parameters of this run; start anew with --overwrite")
-        for name, parameter in parameters.items():
-            parameter.copy_(state[name])
+        self.put(state)

@@ -1,4 +1,4 @@
-"""What happens between two steps: progress, metrics, held-out loss at checkpoints, Ctrl-C."""
+"""What happens between two steps: progress, metrics, Ctrl-C, and when to evaluate."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from preft_cli.console import Progress
-from preft_cli.training.evaluation import HeldOut
+from preft_cli.training import processes
 from preft_cli.training.interrupt import InterruptRequest
 from preft_cli.training.metrics import Metrics
 from preft_cli.training.trainer import PromptTrainer
@@ -18,12 +18,13 @@ class Reporter(TrainerCallback):  # type: ignore[misc, unused-ignore]
     """Shows and records what the Trainer logs."""
 
     def __init__(
-        self, trainer: PromptTrainer, metrics: Metrics, bar: Progress, held_out: HeldOut | None, stop: InterruptRequest
+        self, trainer: PromptTrainer, metrics: Metrics, bar: Progress, eval_every: int | None, stop: InterruptRequest
     ) -> None:
+        """`eval_every`: steps between two evaluations, and one at the end; None: none at all."""
         self._trainer = trainer
         self._metrics = metrics
         self._bar = bar
-        self._held_out = held_out
+        self._eval_every = eval_every
         self._stop = stop
         self._started = time.perf_counter()
         self._restart_clock()
@@ -40,7 +41,11 @@ class Reporter(TrainerCallback):  # type: ignore[misc, unused-ignore]
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self._bar.update(state.global_step)
-        if self._stop.requested and state.global_step < state.max_steps:
+        last = state.global_step >= state.max_steps
+        if self._eval_every and (last or state.global_step % self._eval_every == 0):
+            # Also when a stop is requested: a run that goes on from here must have seen what an undisturbed one saw.
+            control.should_evaluate = True
+        if processes.any_of(self._stop.requested) and not last:
             control.should_save = control.should_training_stop = True
 
     def on_log(
@@ -50,15 +55,16 @@ class Reporter(TrainerCallback):  # type: ignore[misc, unused-ignore]
             return
         seconds = time.perf_counter() - self._since
         values = {name: float(logs[name]) for name in ("loss", "learning_rate", "grad_norm", "epoch") if name in logs}
-        speed = (self._trainer.tokens_seen - self._tokens_before) / seconds
+        speed = processes.total(self._trainer.tokens_seen - self._tokens_before) / seconds
         self._metrics.train(state.global_step, **values, tokens_per_s=round(speed, 1))
         self._bar.update(state.global_step, note=f"loss {values['loss']:.3f}, {speed:.0f} tok/s")
         self._restart_clock()
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Held-out loss at each checkpoint on the way; the last one is measured when training has ended."""
-        if self._held_out and state.global_step < state.max_steps and not self._stop.requested:
-            self._metrics.evaluation(state.global_step, "adapter", self._held_out.measure())
+        """Neither saving nor evaluating, which comes before it, counts as time of the next step."""
+        self._restart_clock()
+
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self._restart_clock()
 
     def _restart_clock(self) -> None:

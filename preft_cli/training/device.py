@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from preft_cli.config.schema import TrainConfig
 from preft_cli.errors import UserError
 
 
@@ -41,6 +43,22 @@ def choose_precision(dtype: str) -> Precision:
     if dtype == "float16" and device == "cpu":
         raise UserError("train.dtype: float16 needs a GPU; on a CPU use auto, float32 or bfloat16", exit_code=2)
     return Precision(device, getattr(torch, dtype))
+
+
+def check_devices(train: TrainConfig) -> None:
+    """One GPU for each process, where there are GPUs at all.
+
+    Raises:
+        UserError: there are fewer, or Accelerate was told to shard the model in its own way.
+    """
+    gpus = torch.cuda.device_count()
+    if torch.cuda.is_available() and int(os.environ.get("LOCAL_WORLD_SIZE", train.num_processes)) > gpus:
+        raise UserError(f"train.num_processes: {train.num_processes} processes need a GPU each; here are {gpus}", 2)
+    for name in ("FSDP", "DEEPSPEED"):
+        if os.environ.get(f"ACCELERATE_USE_{name}", "").lower() in ("1", "true"):
+            raise UserError(
+                f"accelerate launch: leave {name} to preft: without that option, and train.parallel: fsdp", 2
+            )
 
 
 def _cpu_has_bfloat16() -> bool:

@@ -3,48 +3,72 @@
 from __future__ import annotations
 
 from importlib import metadata
-from typing import Any
 
 from engine_patch.adapter import Adapter
 from preft_cli.bench.machine import commit, hardware, versions
 from preft_cli.console import say
 from preft_cli.methods import parts_of
+from preft_cli.training import processes
 from preft_cli.training.beside import earlier_runs, rows_digest
+from preft_cli.training.memory import peak_memory
 from preft_cli.training.output import write_text
 from preft_cli.training.plot import plot_losses
-from preft_cli.training.result import HeldOutLoss, TrainResult
+from preft_cli.training.result import HeldOutLoss, LastAdapter, TrainResult
 from preft_cli.training.session import Session
+from preft_cli.training.splits import HELD_OUT, VALIDATION
 
 
-def finish(session: Session, base_loss: float | None) -> TrainResult:
-    """Measure the adapter, save it, draw the curve, write result.json."""
-    held_out = _held_out(session, base_loss)
-    losses = held_out.model_dump() if held_out else None
-    adapter = session.save(session.folder.adapter, held_out_loss=losses)
-    rows = session.metrics.rows()
-    plot_losses(rows, session.folder.plot, title=f"{session.config.adapter.name} on {session.config.model.base}")
-    result = _result(session, held_out, adapter, [row for row in rows if row["kind"] == "train"])
-    write_text(session.folder.result, result.model_dump_json(indent=2) + "\n")
+def finish(session: Session) -> TrainResult:
+    """Choose the adapter that is kept, measure and save it, draw the curve, write result.json."""
+    last = _last(session)
+    kept = session.keep()
+    losses = {name: _measured(session, name, kept) for name in session.splits}
+    if session.chosen_on == HELD_OUT:
+        say(
+            "the held-out rows also decided which adapter is kept, which flatters it: "
+            "give the rows for that decision as train.validation_file"
+        )
+    held_out = losses[HELD_OUT].model_dump() if HELD_OUT in losses else None
+    adapter = session.save(session.folder.adapter, kept, held_out_loss=held_out)
+    result = _result(session, losses, adapter, kept, last)
+    if processes.is_main():
+        title = f"{session.config.adapter.name} on {session.config.model.base}"
+        plot_losses(session.metrics.rows(), session.folder.plot, title, kept)
+        write_text(session.folder.result, result.model_dump_json(indent=2) + "\n")
     return result
 
 
-def _held_out(session: Session, base_loss: float | None) -> HeldOutLoss | None:
-    if session.held_out is None or base_loss is None or session.prepared.held_out is None:
+def _last(session: Session) -> LastAdapter | None:
+    """The losses of the adapter of the last step, where another one will be kept."""
+    step, names = session.step, list(session.splits)
+    if session.kept_step == step:
         return None
-    loss = session.held_out.adapter()
-    session.metrics.evaluation(session.step, "adapter", loss)
-    data = session.prepared.held_out
-    digest = rows_digest(data.rows)
-    measured = HeldOutLoss(base=base_loss, adapter=loss, rows=len(data.rows), dropped=data.dropped, digest=digest)
-    say(measured.line())
+    losses = {name: session.splits.adapter(name, step) for name in names}
+    return LastAdapter(step=step, validation=losses.get(VALIDATION), held_out=losses.get(HELD_OUT))
+
+
+def _measured(session: Session, name: str, step: int) -> HeldOutLoss:
+    """The loss on one split with the adapter in place, which is that of `step`, beside the base model's."""
+    data = session.prepared.held_out if name == HELD_OUT else session.prepared.validation
+    assert data is not None
+    measured = HeldOutLoss(
+        base=session.splits.base(name),
+        adapter=session.splits.adapter(name, step),
+        rows=len(data.rows),
+        dropped=data.dropped,
+        digest=rows_digest(data.rows),
+    )
+    say(measured.line(name))
     return measured
 
 
 def _result(
-    session: Session, held_out: HeldOutLoss | None, adapter: Adapter, logged: list[dict[str, Any]]
+    session: Session, losses: dict[str, HeldOutLoss], adapter: Adapter, kept: int, last: LastAdapter | None
 ) -> TrainResult:
     config, prepared, trainer, folder = session.config, session.prepared, session.trainer, session.folder
+    logged = [row for row in session.metrics.rows() if row["kind"] == "train"]
     ranks, parameters = _by_part(adapter)
+    held_out, tokens = losses.get(HELD_OUT), int(processes.total(trainer.tokens_seen))
     return TrainResult(
         adapter=config.adapter.name,
         method=config.adapter.method,
@@ -56,12 +80,20 @@ def _result(
         dropped=prepared.train.dropped,
         train_loss=logged[-1]["loss"] if logged else None,
         held_out=held_out,
+        validation=losses.get(VALIDATION),
+        chosen_on=session.chosen_on,
+        kept_step=kept,
+        best_step=session.best.step,
+        stopped_early=session.stopped_early,
+        last=last,
         trainable_parameters=sum(parameters.values()),
         ranks=ranks,
         parameters=parameters,
-        tokens=trainer.tokens_seen,
-        tokens_per_s=round(trainer.tokens_seen / session.seconds, 1) if session.seconds else 0.0,
+        tokens=tokens,
+        tokens_per_s=round(tokens / session.seconds, 1) if session.seconds else 0.0,
         seconds=round(session.seconds, 1),
+        num_processes=processes.world_size(),
+        peak_memory=processes.largest(peak_memory(prepared.precision.device)),
         device=prepared.precision.device,
         dtype=prepared.precision.name,
         seed=config.project.seed,
@@ -69,6 +101,7 @@ def _result(
             "adapter": folder.adapter,
             "loss curve": folder.plot,
             "metrics": folder.metrics,
+            **({"tensorboard": folder.tensorboard} if "tensorboard" in prepared.boards else {}),
             "config": folder.config,
             "result": folder.result,
         },

@@ -1,7 +1,7 @@
 """`metrics.jsonl`: one JSON object a line, written as the run goes.
 
 {"kind": "train", "step": 3, "loss": 2.31, "learning_rate": 0.001, "grad_norm": 0.8, "tokens_per_s": 210.5, …}
-{"kind": "eval", "step": 0, "which": "base", "loss": 3.21}
+{"kind": "eval", "step": 0, "which": "base", "loss": 3.21, "split": "held-out"}
 """
 
 from __future__ import annotations
@@ -14,16 +14,18 @@ from typing import Any
 class Metrics:
     """Appends rows to the file; a row is on disk when the call returns."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, writes: bool = True) -> None:
+        """`writes`: of several processes only one does."""
         self.path = path
+        self._writes = writes
 
     def train(self, step: int, **values: float) -> None:
         """One logged optimizer step."""
         self._append({"kind": "train", "step": step, **values})
 
-    def evaluation(self, step: int, which: str, loss: float) -> None:
-        """One held-out loss; `which` is base or adapter."""
-        self._append({"kind": "eval", "step": step, "which": which, "loss": loss})
+    def evaluation(self, step: int, which: str, loss: float, split: str = "held-out") -> None:
+        """One loss on the rows of `split` (held-out or validation); `which` is base or adapter."""
+        self._append({"kind": "eval", "step": step, "which": which, "loss": loss, "split": split})
 
     def rows(self) -> list[dict[str, Any]]:
         """Everything written so far; a last line that was cut by a crash is left out."""
@@ -33,14 +35,17 @@ class Metrics:
 
     def rewind(self, step: int) -> None:
         """Forget what came after `step`: a resumed run does those steps again, and measures the base model again."""
+        if not self._writes:
+            return
         kept = [row for row in self.rows() if row["step"] <= step and row.get("which") != "base"]
         aside = self.path.with_name(f".{self.path.name}.tmp")
         aside.write_text("".join(json.dumps(row) + "\n" for row in kept))
         aside.replace(self.path)
 
     def _append(self, row: dict[str, Any]) -> None:
-        with self.path.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+        if self._writes:
+            with self.path.open("a") as file:
+                file.write(json.dumps(row) + "\n")
 
 
 def _parsed(line: str) -> dict[str, Any] | None:

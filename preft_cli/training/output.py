@@ -12,7 +12,7 @@ from preft_cli.config.schema import PreftConfig
 from preft_cli.errors import UserError
 
 # What may differ between a run and its continuation without making it another run.
-HARMLESS = {"log_every", "save_every", "gradient_checkpointing", "output_dir"}
+HARMLESS = {"log_every", "save_every", "gradient_checkpointing", "output_dir", "report_to"}
 LENGTH = {"epochs", "max_steps"}
 # The sections that decide what is trained; of `project` only the seed does.
 DECISIVE = ("project", "model", "adapter", "train")
@@ -29,6 +29,7 @@ class RunFolder:
         self.result = path / "result.json"
         self.adapter = path / "adapter"
         self.checkpoints = path / "checkpoints"
+        self.tensorboard = path / "tensorboard"
 
     def check(self, config: PreftConfig, *, resume: bool, overwrite: bool) -> None:
         """Refuse what would mix two runs or destroy something.
@@ -63,7 +64,7 @@ class RunFolder:
         if not resume:
             for path in (self.metrics, self.plot, self.result):
                 path.unlink(missing_ok=True)
-            for folder in (self.adapter, self.checkpoints):
+            for folder in (self.adapter, self.checkpoints, self.tensorboard, self.path / "wandb"):
                 shutil.rmtree(folder, ignore_errors=True)
         self.path.mkdir(parents=True, exist_ok=True)
         write_text(self.config, yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))

@@ -12,6 +12,7 @@ from preft_cli.config.schema import PreftConfig
 from preft_cli.data.load import data_files
 from preft_cli.data.read import is_hub_id
 from preft_cli.errors import UserError
+from preft_cli.training import processes
 from preft_cli.training.output import RunFolder
 
 
@@ -30,8 +31,9 @@ class TrainPlan(BaseModel):
     output_dir_in_use: bool = Field(description="Then --resume or --overwrite is needed.")
     rows: int | None = Field(description="Assistant turns in train_file, before long ones are dropped.")
     held_out_rows: int | None
+    validation_rows: int | None
     rows_per_step: int | None = Field(
-        description="Batch size x accumulation; with packing not known before tokenising."
+        description="Batch size x accumulation x processes; with packing not known before tokenising."
     )
     steps: int | None = Field(
         description="Optimizer steps if no row is dropped; with packing only known if max_steps is set."
@@ -41,7 +43,7 @@ class TrainPlan(BaseModel):
 
 def plan_train(config: PreftConfig, root: Path) -> TrainPlan:
     """The plan for `config`, whose relative paths start at `root`. Reads the data files, writes nothing."""
-    train, problems = config.train, [problem] if (problem := name_problem(config)) else []
+    train, problems = config.train, setting_problems(config)
     counts: dict[str, int] = {}
     for setting, file in data_files(config, root).items():
         try:
@@ -61,21 +63,70 @@ def plan_train(config: PreftConfig, root: Path) -> TrainPlan:
         output_dir_in_use=RunFolder(output).in_use(),
         rows=rows,
         held_out_rows=counts.get("eval.file"),
-        rows_per_step=None if train.packing else train.batch_size * train.gradient_accumulation_steps,
+        validation_rows=counts.get("train.validation_file"),
+        rows_per_step=None
+        if train.packing
+        else train.batch_size * train.gradient_accumulation_steps * train.num_processes,
         steps=train.max_steps or (_steps(config, rows) if rows and not train.packing else None),
         problems=problems,
     )
 
 
-def name_problem(config: PreftConfig) -> str | None:
-    """Why the adapter may not have its name, if so: no server could tell it from the base model."""
+def setting_problems(config: PreftConfig) -> list[str]:
+    """Settings that no run can do as they say, known without data, weights or a GPU."""
+    return [problem for find in (_name, _evaluations, _processes) if (problem := find(config))]
+
+
+def _name(config: PreftConfig) -> str | None:
+    """No server could tell the adapter from the base model."""
     if config.adapter.name != config.model.base:
         return None
     return f"adapter.name: {config.adapter.name!r} is the base model's own name (model.base); choose another one"
 
 
+def _evaluations(config: PreftConfig) -> str | None:
+    """What needs a loss while training, and gets none."""
+    train = config.train
+    needs = {
+        "train.eval_every": train.eval_every is not None,
+        "train.early_stopping": train.early_stopping is not None,
+        "train.keep: best": train.keep == "best",
+    }
+    wanting = next((name for name, wants in needs.items() if wants), None)
+    if wanting is None or config.eval_every:
+        return None
+    if not (train.validation_file or config.eval.file):
+        return f"{wanting}: there are no rows to evaluate on; set train.validation_file (or eval.file)"
+    return f"{wanting}: nothing is evaluated while training; set train.eval_every, in steps"
+
+
+def _processes(config: PreftConfig) -> str | None:
+    train = config.train
+    if train.parallel == "fsdp" and train.num_processes == 1:
+        return "train.parallel: fsdp shares the base model among processes; set train.num_processes to 2 or more"
+    if train.parallel == "fsdp" and train.quantize_base:
+        return "train.quantize_base: a quantised base is not shared among processes; use train.parallel: ddp"
+    return None
+
+
+def as_launched(config: PreftConfig) -> PreftConfig:
+    """With the number of processes that torchrun or `accelerate launch` started, if this is one of them.
+
+    Raises:
+        UserError: the config asks for another number.
+    """
+    started, asked = processes.world_size(), config.train.num_processes
+    if started == 1 or started == asked:
+        return config
+    if asked > 1:
+        raise UserError(
+            f"train.num_processes: {asked}, but {started} processes were started; leave it out or at {started}", 2
+        )
+    return config.model_copy(update={"train": config.train.model_copy(update={"num_processes": started})})
+
+
 def _steps(config: PreftConfig, rows: int) -> int:
     """As the Trainer counts: the last step of an epoch may see fewer rows."""
     train = config.train
-    per_epoch = math.ceil(math.ceil(rows / train.batch_size) / train.gradient_accumulation_steps)
-    return math.ceil(train.epochs * per_epoch)
+    batches = math.ceil(math.ceil(rows / train.batch_size) / train.num_processes)
+    return math.ceil(train.epochs * math.ceil(batches / train.gradient_accumulation_steps))

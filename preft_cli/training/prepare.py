@@ -17,7 +17,9 @@ from preft_cli.methods import PARTS, parts_of
 from preft_cli.models import BaseModel, resolve
 from preft_cli.training.apart import Apart, keep_apart
 from preft_cli.training.arrange import pack_all
-from preft_cli.training.device import Precision, choose_precision
+from preft_cli.training.boards import check_boards
+from preft_cli.training.device import Precision, check_devices, choose_precision
+from preft_cli.training.quantise import check_quantised
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class Prepared:
     template: ChatTemplate
     train: TokenisedRows
     held_out: TokenisedRows | None
+    validation: TokenisedRows | None
     targets: dict[str, list[str]]
     """By part of the method, the modules to adapt."""
     precision: Precision
@@ -36,6 +39,8 @@ class Prepared:
     """How rows share sequences."""
     sequences: list[list[Row]] | None
     """With packing, the training rows in each."""
+    boards: list[str]
+    """What of `train.report_to` is there."""
 
 
 def prepare(config: PreftConfig, root: Path) -> Prepared:
@@ -44,6 +49,9 @@ def prepare(config: PreftConfig, root: Path) -> Prepared:
     Raises:
         UserError: anything that would fail later.
     """
+    check_devices(config.train)
+    check_quantised(config.train.quantize_base)
+    present = check_boards(config)
     turns = {setting: file.read() for setting, file in data_files(config, root).items()}
     base = resolve(config.model.base, root)
     tokens = load_tokens(config, root, base)
@@ -64,7 +72,17 @@ def prepare(config: PreftConfig, root: Path) -> Prepared:
     train = rows["train.file"]
     sequences = _packed(train.rows, config, share=apart.share_prompts) if apart.packing else None
     return Prepared(
-        base, tokens.tokenizer, tokens.template, train, rows.get("eval.file"), targets, precision, apart, sequences
+        base,
+        tokens.tokenizer,
+        tokens.template,
+        train=train,
+        held_out=rows.get("eval.file"),
+        validation=rows.get("train.validation_file"),
+        targets=targets,
+        precision=precision,
+        apart=apart,
+        sequences=sequences,
+        boards=present,
     )
 
 

@@ -8,7 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from preft_cli.console import duration, err, say
-from preft_cli.training.result import EarlierRun, HeldOutLoss, TrainResult
+from preft_cli.training.result import EarlierRun, HeldOutLoss, LastAdapter, TrainResult
 
 SHOWN = 10
 """Earlier runs in the table."""
@@ -60,15 +60,36 @@ def _facts(result: TrainResult) -> dict[str, str]:
         "parameters": _parameters(result),
         "rows": f"{result.rows}"
         + (f" ({result.dropped} longer than train.max_length dropped)" if result.dropped else ""),
-        "steps": f"{result.steps} ({result.epochs:.2f} epochs)",
-        "speed": f"{result.tokens_per_s:.0f} tokens/s, {result.dtype} on {result.device}, {duration(result.seconds)}",
+        "steps": f"{result.steps} ({result.epochs:.2f} epochs)" + (", stopped early" if result.stopped_early else ""),
     }
+    if result.chosen_on:
+        facts["kept"] = f"step {result.kept_step}, by {result.chosen_on} loss"
     if result.train_loss is not None:
         facts["training loss"] = f"{result.train_loss:.2f}"
-    if held_out := result.held_out:
-        change = f"{held_out.relative_change:+.1%}"
-        facts["held-out loss"] = f"base {held_out.base:.2f}, adapter {held_out.adapter:.2f} ({change})"
+    if result.validation:
+        facts["validation loss"] = result.validation.summary()
+    if result.held_out:
+        chosen = " (also used for choosing)" if result.chosen_on == "held-out" else ""
+        facts["held-out loss"] = result.held_out.summary() + chosen
+    if result.last:
+        facts[f"last adapter, step {result.last.step}"] = _last_losses(result.last)
+    facts["speed"] = (
+        f"{result.tokens_per_s:.0f} tokens/s, {result.dtype} on {_where(result)}, {duration(result.seconds)}"
+    )
+    if result.peak_memory is not None:
+        facts["memory"] = f"{result.peak_memory / 2**30:.2f} GiB at most" + (
+            "" if result.num_processes == 1 else " each"
+        )
     return facts
+
+
+def _last_losses(last: LastAdapter) -> str:
+    losses = {"validation": last.validation, "held-out": last.held_out}
+    return ", ".join(f"{name} loss {loss:.2f}" for name, loss in losses.items() if loss is not None)
+
+
+def _where(result: TrainResult) -> str:
+    return result.device if result.num_processes == 1 else f"{result.num_processes} x {result.device}"
 
 
 def _ranks(ranks: dict[str, int]) -> str:

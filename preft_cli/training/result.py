@@ -13,7 +13,7 @@ SCHEMA_VERSION = 1
 
 
 class HeldOutLoss(BaseModel):
-    """Mean loss per completion token (nats) on `eval.file`."""
+    """Mean loss per completion token (nats) on the rows of one file."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -28,9 +28,23 @@ class HeldOutLoss(BaseModel):
         """-0.3 means that the adapter's loss is 30% lower than the base model's."""
         return (self.adapter - self.base) / self.base
 
-    def line(self) -> str:
+    def line(self, split: str = "held-out") -> str:
         """For people."""
-        return f"held-out loss: base {self.base:.2f}, adapter {self.adapter:.2f} ({self.relative_change:+.1%})"
+        return f"{split} loss: {self.summary()}"
+
+    def summary(self) -> str:
+        """The same without a name."""
+        return f"base {self.base:.2f}, adapter {self.adapter:.2f} ({self.relative_change:+.1%})"
+
+
+class LastAdapter(BaseModel):
+    """The adapter of the last step, where another one is kept: it lies in the newest checkpoint."""
+
+    model_config = ConfigDict(frozen=True)
+
+    step: int
+    validation: float | None = Field(description="Its loss on train.validation_file.")
+    held_out: float | None = Field(description="Its loss on eval.file.")
 
 
 class EarlierRun(BaseModel):
@@ -63,13 +77,29 @@ class TrainResult(BaseModel):
     rows: int = Field(description="Training rows: assistant turns that fit into train.max_length.")
     dropped: int = Field(description="Rows that were longer.")
     train_loss: float | None = Field(description="Loss of the last logged step.")
-    held_out: HeldOutLoss | None = Field(description="None without eval.file.")
+    held_out: HeldOutLoss | None = Field(description="Of the kept adapter on eval.file; None without one.")
+    validation: HeldOutLoss | None = Field(None, description="The same on train.validation_file.")
+    chosen_on: Literal["validation", "held-out"] | None = Field(
+        None, description="The rows that decided which adapter is kept or when to stop; their loss is no unbiased one."
+    )
+    kept_step: int | None = Field(None, description="Step of the adapter that is kept.")
+    best_step: int | None = Field(
+        None, description="Step with the lowest loss while training; None: none was measured."
+    )
+    stopped_early: bool = Field(False, description="By train.early_stopping.")
+    last: LastAdapter | None = Field(
+        None, description="None where the adapter of the last step is the one that is kept."
+    )
     trainable_parameters: int
     ranks: dict[str, int] = Field(default_factory=dict, description="By part of the method: lora, direft.")
     parameters: dict[str, int] = Field(default_factory=dict, description="Trainable ones, by part.")
     tokens: int = Field(description="Prompt and completion tokens trained on by this call.")
     tokens_per_s: float
     seconds: float = Field(description="Time in the training loop of this call.")
+    num_processes: int = 1
+    peak_memory: int | None = Field(
+        None, description="Bytes, the most of all processes: of tensors on a GPU, of RAM on a CPU."
+    )
     device: str
     dtype: str = Field(description="Compute type.")
     seed: int

@@ -10,8 +10,9 @@ from preft_cli.config.schema import PreftConfig
 from preft_cli.console import say
 from preft_cli.errors import UserError
 from preft_cli.threads import wait_politely
+from preft_cli.training import processes
 from preft_cli.training.output import RunFolder
-from preft_cli.training.plan import name_problem
+from preft_cli.training.plan import as_launched, setting_problems
 from preft_cli.training.result import TrainResult
 
 if TYPE_CHECKING:
@@ -28,26 +29,44 @@ def train(config: PreftConfig, root: Path, *, resume: bool = False, overwrite: b
         UserError: bad data or settings (before any weights are loaded), an output folder that is in use, a loss that is
             not a number, or Ctrl-C (after saving a checkpoint that `resume` continues from).
     """
-    if problem := name_problem(config):
-        raise UserError(problem, exit_code=2)
+    config = as_launched(config)
+    if problems := setting_problems(config):
+        raise UserError("\n".join(problems), exit_code=2)
     # Hugging Face's libraries report usage unless told otherwise, and read this when they are first imported.
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     wait_politely()
     folder = RunFolder((root / config.output_dir).absolute())
-    folder.check(config, resume=resume, overwrite=overwrite)
-    if resume and folder.is_finished(config):
-        say(f"{folder.path} is finished: nothing to resume")
-        return TrainResult.model_validate_json(folder.result.read_text())
+    if processes.is_main():
+        folder.check(config, resume=resume, overwrite=overwrite)
+        if resume and folder.is_finished(config):
+            say(f"{folder.path} is finished: nothing to resume")
+            return TrainResult.model_validate_json(folder.result.read_text())
+    if config.train.num_processes > processes.world_size():
+        from preft_cli.training.launch import launch
 
+        launch(config, root, resume=resume, overwrite=overwrite)
+        return TrainResult.model_validate_json(folder.result.read_text())
+    with processes.quiet_others():
+        return _train(config, root, folder, resume=resume)
+
+
+def _train(config: PreftConfig, root: Path, folder: RunFolder, *, resume: bool) -> TrainResult:
+    """In one of the processes of the run."""
     from preft_cli.training.prepare import prepare
     from preft_cli.training.session import Session
 
     prepared = prepare(config, root)
-    folder.prepare(config, resume=resume)
-    checkpoint = folder.last_checkpoint() if resume else None
-    if resume:
-        say(f"resuming from {checkpoint}" if checkpoint else "no checkpoint to resume from: starting at step 0")
-    return _run(Session(config, prepared, folder), checkpoint)
+    checkpoint = None
+    if processes.is_main():
+        folder.prepare(config, resume=resume)
+        checkpoint = folder.last_checkpoint() if resume else None
+        if resume:
+            say(f"resuming from {checkpoint}" if checkpoint else "no checkpoint to resume from: starting at step 0")
+    try:
+        session = Session(config, prepared, folder)
+        return _run(session, processes.from_main(checkpoint))
+    finally:
+        processes.leave()
 
 
 def _run(session: Session, checkpoint: Path | None) -> TrainResult:
@@ -56,9 +75,7 @@ def _run(session: Session, checkpoint: Path | None) -> TrainResult:
     from preft_cli.training.trainer import NonFiniteError
 
     session.metrics.rewind(int(checkpoint.name.rpartition("-")[2]) if checkpoint else 0)
-    base_loss = session.held_out.base() if session.held_out else None
-    if base_loss is not None:
-        session.metrics.evaluation(0, "base", base_loss)
+    session.splits.measure_base()
     try:
         session.fit(checkpoint)
     except NonFiniteError as error:
@@ -68,17 +85,17 @@ def _run(session: Session, checkpoint: Path | None) -> TrainResult:
             f"stopped {stop}; a checkpoint is saved in {session.folder.checkpoints}. "
             "`preft train --resume` continues from there."
         ) from stop
-    return finish(session, base_loss)
+    return finish(session)
 
 
 def _keep_last_good(session: Session, error: NonFiniteError) -> str:
-    """Save the adapter as it was before the step that failed, and say what to do."""
+    """Save the best adapter, or else the one before the step that failed, and say what to do."""
     advice = (
         "Lower train.learning_rate or train.max_grad_norm, or raise train.warmup_ratio; then start with --overwrite."
     )
     if session.step == 0:
         return f"training stopped: {error}; no step was taken, so there is no adapter. {advice}"
-    session.save(session.folder.adapter, stopped=str(error))
-    return (
-        f"training stopped: {error}. The adapter of step {session.step} is kept in {session.folder.adapter}. {advice}"
-    )
+    kept = session.keep()
+    session.save(session.folder.adapter, kept, stopped=str(error))
+    best = " (the best one so far)" if kept != session.step else ""
+    return f"training stopped: {error}. The adapter of step {kept} is kept in {session.folder.adapter}{best}. {advice}"

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import AutoModelForCausalLM, PrinterCallback, set_seed
 
 from engine_patch.adapter import Adapter
 from preft_cli.adapters.folder import save_trained
 from preft_cli.config.schema import PreftConfig
 from preft_cli.console import progress
+from preft_cli.data.tokenise import TokenisedRows
 from preft_cli.methods import parts_of
 from preft_cli.methods.adapted import AdaptedModel
 from preft_cli.models.quiet import quiet_transformers
+from preft_cli.training import processes
 from preft_cli.training.arrange import pair_cost
+from preft_cli.training.best import Best
+from preft_cli.training.boards import boards
 from preft_cli.training.callbacks import Reporter
 from preft_cli.training.collate import Collator
 from preft_cli.training.evaluation import HeldOut
@@ -23,6 +29,9 @@ from preft_cli.training.metrics import Metrics
 from preft_cli.training.objective import Objective
 from preft_cli.training.output import RunFolder
 from preft_cli.training.prepare import Prepared
+from preft_cli.training.quantise import quantised
+from preft_cli.training.sharding import shard_base
+from preft_cli.training.splits import HELD_OUT, VALIDATION, Splits
 from preft_cli.training.trainer import PromptTrainer, training_arguments
 
 
@@ -33,10 +42,17 @@ class Session:
         self.config = config
         self.prepared = prepared
         self.folder = folder
-        self.metrics = Metrics(folder.metrics)
+        self.metrics = Metrics(folder.metrics, writes=processes.is_main())
         self.seconds = 0.0
+        self.best = Best()
+        self.stopped_early = False
+        # Reading the device connects the processes, and gives each its own.
+        arguments = training_arguments(config, folder.checkpoints, prepared.precision)
+        device = arguments.device
+        callbacks = boards(prepared.boards, config, folder)
+        sharded = config.train.parallel == "fsdp" and processes.world_size() > 1
         with progress(f"loading {prepared.base.name}"):
-            base = load_base(prepared)
+            base = load_base(prepared, torch.device("cpu") if sharded else device, config.train.quantize_base)
         set_seed(config.project.seed)
         self.adapted = AdaptedModel(base, config.adapter, prepared.targets)
         objective = Objective(self.adapted)
@@ -44,24 +60,32 @@ class Session:
         collate = Collator(
             side=config.train.padding_side, share_prompts=share, pair_cost=pair_cost(prepared.base.hf_config)
         )
+        if sharded:
+            shard_base(self.adapted.model, device)
         self.trainer = PromptTrainer(
             objective=objective,
             save_weights=self._save_checkpoint,
-            load_weights=self.adapted.load_state,
+            load_weights=self._load_checkpoint,
+            evaluate=self._evaluate,
+            sharded=sharded,
             model=self.adapted.model,
-            args=training_arguments(config, folder.checkpoints, prepared.precision),
+            args=arguments,
             data_collator=collate,
             train_dataset=prepared.sequences or prepared.train.rows,
             share_prompts=share and not prepared.sequences,
+            callbacks=callbacks,
         )
         # It prints the bare dictionaries that our own reporter shows as a bar and writes to a file.
         self.trainer.remove_callback(PrinterCallback)
-        self.held_out = (
-            HeldOut(
-                prepared.held_out.rows, config.eval.batch_size, objective, self.adapted, prepared.precision, collate
+
+        def measured(name: str, data: TokenisedRows) -> HeldOut:
+            return HeldOut(
+                data.rows, config.eval.batch_size, objective, self.adapted, prepared.precision, collate, name
             )
-            if prepared.held_out
-            else None
+
+        found = {VALIDATION: prepared.validation, HELD_OUT: prepared.held_out}
+        self.splits = Splits(
+            {name: measured(name, data) for name, data in found.items() if data}, self.metrics, self.trainer.log
         )
 
     @property
@@ -78,28 +102,65 @@ class Session:
         """
         trainer = self.trainer
         with InterruptRequest() as stop, progress("training", unit="steps", total=self._total_steps()) as bar:
-            reporter = Reporter(trainer, self.metrics, bar, self.held_out, stop)
+            reporter = Reporter(trainer, self.metrics, bar, self.config.eval_every, stop)
             trainer.add_callback(reporter)
             try:
                 trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
             finally:
                 trainer.remove_callback(reporter)
                 self.seconds = reporter.seconds
-            if self.step < trainer.state.max_steps:
+            if self.step < trainer.state.max_steps and not self.stopped_early:
                 raise InterruptedRunError(f"at step {self.step} of {trainer.state.max_steps}")
 
-    def save(self, folder: Path, **meta: Any) -> Adapter:
-        """Write the adapter as it is now, with where it comes from, to the folder of a trained adapter."""
+    @property
+    def kept_step(self) -> int:
+        """The step whose adapter the run leaves, if it ends now."""
+        best = None if self.config.train.keep == "last" else self.best.step
+        return self.step if best is None else best
+
+    @property
+    def chosen_on(self) -> Any:
+        """The split that decided which adapter is kept, or when to stop; None: nothing was decided on the way."""
+        decides = self.config.train.keep != "last" or self.config.train.early_stopping
+        return self.splits.choosing if self.best.step is not None and decides else None
+
+    def keep(self) -> int:
+        """Put the adapter in place that the run leaves, and tell of which step it is."""
+        if self.kept_step != self.step:
+            self.adapted.put(self.best.state)
+        return self.kept_step
+
+    def save(self, folder: Path, step: int | None = None, **meta: Any) -> Adapter:
+        """Write the adapter as it is now (of `step`, if not of the last one), with where it comes from."""
         config, prepared = self.config.adapter, self.prepared
         settings = {part.name: part.settings(config, prepared.targets[part.name]) for part in parts_of(config.method)}
-        adapter = Adapter(config.method, prepared.base.fingerprint, self.adapted.pairs(), self._meta() | meta)
-        save_trained(folder, adapter, settings, name=config.name)
+        about = self._meta() | {"steps": self.step if step is None else step} | meta
+        adapter = Adapter(config.method, prepared.base.fingerprint, self.adapted.pairs(), about)
+        if processes.is_main():
+            save_trained(folder, adapter, settings, name=config.name)
         return adapter
 
+    def _evaluate(self) -> bool:
+        """Let the adapter as it is now compete with the best one; true when patience is at its end."""
+        name = self.splits.choosing
+        if name is None:
+            return False
+        loss = self.splits.adapter(name, self.step, while_training=True)
+        self.best.offer(self.step, loss, self.adapted.state)
+        self.stopped_early = self.best.misses >= (self.config.train.early_stopping or math.inf)
+        return self.stopped_early
+
     def _save_checkpoint(self, checkpoint: Path) -> None:
-        """The adapter for use, and the parameters as they are trained, from which a resumed run goes on."""
+        """The adapter for use, and what a resumed run goes on from: the parameters as they are trained, and the best."""
         self.save(checkpoint / "adapter")
         self.adapted.save_state(checkpoint)
+        self.best.save(checkpoint)
+
+    def _load_checkpoint(self, checkpoint: Path) -> None:
+        self.adapted.load_state(checkpoint)
+        self.best.load(checkpoint)
+        if self.splits.choosing and self.best.step is not None:
+            self.splits.remember(self.splits.choosing, self.best.step, self.best.loss)
 
     def _total_steps(self) -> int:
         trainer = self.trainer
@@ -115,18 +176,37 @@ class Session:
             "bos_policy": {"chat": "written by the chat template", "text": "added by the tokenizer"},
             "bos_token": prepared.tokenizer.bos_token,
             "end_of_turn_id": prepared.template.end_of_turn_id,
-            "steps": self.step,
             "seed": self.config.project.seed,
             "dtype": prepared.precision.name,
-        }
+        } | _quantised_meta(self.config.train.quantize_base)
 
 
-def load_base(prepared: Prepared) -> Any:
-    """The base model in the compute type: the weights that a server of that type computes with."""
+def load_base(prepared: Prepared, device: torch.device, bits: str | None = None) -> Any:
+    """The base model on `device` in the compute type: the weights that a server of that type computes with.
+
+    With `bits` its linear layers are quantised.
+    """
+    # On a CPU nothing has to be placed; quantised weights are made where they stay.
+    place = {"device_map": {"": str(device)}} if bits or device.type != "cpu" else {}
     with quiet_transformers():
-        return AutoModelForCausalLM.from_pretrained(
+        base = AutoModelForCausalLM.from_pretrained(
             prepared.base.path,
             dtype=prepared.precision.dtype,
             # Takes a mask of true and false as it is; the slow one would add it to the scores.
             **({"attn_implementation": "sdpa"} if prepared.apart.needs_mask else {}),
+            **place,
+            **quantised(bits, prepared.precision),
         )
+    if bits:
+        # DiReFT is no adapter that Transformers knows of, and it refuses to train a quantised model without one.
+        base._hf_peft_config_loaded = True
+    return base
+
+
+def _quantised_meta(bits: str | None) -> dict[str, Any]:
+    if bits is None:
+        return {}
+    return {
+        "quantize_base": bits,
+        "note": f"trained on a {bits.removesuffix('bit')}-bit base; serve on the unquantised base",
+    }

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer, TrainerControl, TrainingArguments
 
 from preft_cli.config.schema import PreftConfig
+from preft_cli.training import processes
 from preft_cli.training.device import Precision
 from preft_cli.training.objective import Objective
 from preft_cli.training.order import SharedPromptOrder
+from preft_cli.training.sharding import average_gradients
 
 NEVER = 10**9
 
@@ -31,15 +34,19 @@ class PromptTrainer(Trainer):  # type: ignore[misc, unused-ignore]
 
     # `compute_loss` divides by the tokens of all accumulated batches, hence must not be divided again.
     loss_is_scaled_for_ga = True
+    control: TrainerControl
 
     def __init__(
         self,
         objective: Objective,
         save_weights: Callable[[Path], object],
         load_weights: Callable[[Path], None],
+        evaluate: Callable[[], bool],
         share_prompts: bool = False,
+        sharded: bool = False,
         **kwargs: Any,
     ) -> None:
+        """`evaluate` measures the adapter as it is now and tells whether to stop early; `sharded`: see `sharding`."""
         super().__init__(**kwargs)
         self.model_accepts_loss_kwargs = True  # makes the base class count the labels of all accumulated batches
         self.objective = objective
@@ -47,6 +54,12 @@ class PromptTrainer(Trainer):  # type: ignore[misc, unused-ignore]
         self._save_weights = save_weights
         self._load_weights = load_weights
         self._share_prompts = share_prompts
+        self._evaluate_now = evaluate
+        self._sharded = sharded
+        self._finite = True
+        if sharded:
+            # Accelerate would put DDP around it, which takes no shards; `_clip_grad_norm` does DDP's part.
+            self.accelerator.prepare_model = partial(self.accelerator.prepare_model, evaluation_mode=True)
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         """With `share_prompts` the rows of one prompt follow each other."""
@@ -61,20 +74,36 @@ class PromptTrainer(Trainer):  # type: ignore[misc, unused-ignore]
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        """Mean cross-entropy over the completion tokens of the whole optimizer step."""
+        """Mean cross-entropy over the completion tokens of the whole optimizer step, in all processes."""
         loss = self.objective(inputs, model)
         self.tokens_seen += int(inputs["row_tokens"].sum())
-        if not torch.isfinite(loss.total):
+        self._finite = self._finite and bool(torch.isfinite(loss.total))
+        if not self._finite and self.args.world_size == 1:
             raise NonFiniteError("the loss", self.state.global_step + 1)
         mean = loss.total / (loss.num_tokens if num_items_in_batch is None else num_items_in_batch)
+        # The count is that of all processes, whose gradients are averaged, not summed.
+        mean = mean * self.args.world_size
         return (mean, None) if return_outputs else mean
 
     def _clip_grad_norm(self, model: nn.Module) -> Any:
+        if self._sharded:
+            average_gradients(model)
+        # A process that raised alone would leave the others waiting in the backward pass.
+        if processes.any_of(not self._finite):
+            raise NonFiniteError("the loss", self.state.global_step + 1)
         norm = super()._clip_grad_norm(model)
         # With float16 the loss scaler meets infinities as a matter of course, and skips those steps itself.
         if not self.args.fp16 and not torch.isfinite(torch.as_tensor(norm)):
             raise NonFiniteError("the gradient", self.state.global_step + 1)
         return norm
+
+    def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
+        """In place of the base class's loop, which averages the means of batches."""
+        control = self.control
+        if self._evaluate_now():
+            control.should_training_stop = control.should_save = True
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, control, metrics={})
+        return {}
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         """Without what stands for an orthogonal matrix: it has no size that could decay, and signs that would be lost."""
@@ -83,6 +112,11 @@ class PromptTrainer(Trainer):  # type: ignore[misc, unused-ignore]
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         # Not PEFT's files: a stock loader would apply a prefill-only adapter to all tokens.
         self._save_weights(Path(output_dir or str(self.args.output_dir)))
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        super()._save_rng_state(output_dir)
+        # The main process marks the checkpoint as complete after this, which holds a file of each process.
+        processes.total(0)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         self._load_weights(Path(resume_from_checkpoint))
@@ -118,7 +152,8 @@ def training_arguments(config: PreftConfig, folder: Path, precision: Precision) 
         save_steps=train.save_every or NEVER,
         save_total_limit=2,
         eval_strategy="no",
-        report_to="none",
+        report_to="none",  # `boards` brings the callbacks
+        ddp_find_unused_parameters=False,
         disable_tqdm=True,
         remove_unused_columns=False,
         dataloader_pin_memory=precision.device == "cuda",

@@ -127,7 +127,7 @@ def test_an_unknown_architecture_is_refused_by_name_unless_declared(
 def test_settings_are_checked_before_a_model_is_loaded(
     base: Path, root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(session, "load_base", lambda _: pytest.fail("loaded a model"))
+    monkeypatch.setattr(session, "load_base", lambda *_: pytest.fail("loaded a model"))
     with pytest.raises(UserError, match=r"adapter\.layers: .* has no layer 2; it has 2 decoder layers, 0 to 1"):
         train(config(base, adapter={"method": "direftp", "layers": [0, 2]}), root)
     with pytest.raises(UserError, match="it can be served, not trained"):

@@ -86,7 +86,7 @@ def test_a_run_leaves_what_it_promises(base: Path, root: Path, capsys: pytest.Ca
     result = train(config(base), root)
     folder = root / "runs" / "tiny"
     assert {path.name for path in folder.iterdir()} == {
-        "preft.resolved.yaml", "metrics.jsonl", "loss.png", "result.json", "adapter", "checkpoints",
+        "preft.resolved.yaml", "metrics.jsonl", "loss.png", "result.json", "adapter", "checkpoints", "tensorboard",
     }  # fmt: skip
     assert TrainResult.model_validate_json((folder / "result.json").read_text()) == result
     assert (folder / "loss.png").read_bytes().startswith(b"\x89PNG")
@@ -206,14 +206,14 @@ def test_a_gradient_that_is_no_number_stops_before_the_weights_are_spoilt(base: 
 
 
 def test_no_row_left_fails_before_a_model_is_loaded(base: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "load_base", lambda _: pytest.fail("loaded a model"))
+    monkeypatch.setattr(session, "load_base", lambda *_: pytest.fail("loaded a model"))
     with pytest.raises(UserError, match=r"no row is left: all 12 are longer than train.max_length = 3"):
         train(config(base, train={"max_length": 3}), root)
     assert not (root / "runs").exists()
 
 
 def test_settings_are_checked_before_a_model_is_loaded(base: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "load_base", lambda _: pytest.fail("loaded a model"))
+    monkeypatch.setattr(session, "load_base", lambda *_: pytest.fail("loaded a model"))
     with pytest.raises(UserError, match=r"'q_prj' matches no linear layer .*Did you mean q_proj\?"):
         train(config(base, adapter={"target_modules": ["q_prj"]}), root)
     with pytest.raises(UserError, match="float16 needs a GPU"):
