@@ -106,6 +106,9 @@ class TrainConfig(Section):
     """Supervised finetuning."""
 
     file: Path = Field(Path("train.jsonl"), description="Training conversations, JSONL.")
+    validation_file: Path | None = Field(
+        None, description="Conversations to choose settings by, JSONL; eval.file stays for the final number only."
+    )
     output_dir: Path | None = Field(None, description="Default: runs/<adapter.name>.")
     epochs: float = Field(1.0, gt=0, le=1e6, description="Passes over the data; max_steps wins.")
     max_steps: PositiveInt | None = Field(None, description="Optimizer steps; default: from epochs.")

@@ -18,12 +18,12 @@ from preft_cli.training.session import Session
 
 def finish(session: Session, base_loss: float | None) -> TrainResult:
     """Measure the adapter, save it, draw the curve, write result.json."""
-    held_out = _held_out(session, base_loss)
+    held_out, validation = _held_out(session, base_loss), _validation(session)
     losses = held_out.model_dump() if held_out else None
     adapter = session.save(session.folder.adapter, held_out_loss=losses)
     rows = session.metrics.rows()
     plot_losses(rows, session.folder.plot, title=f"{session.config.adapter.name} on {session.config.model.base}")
-    result = _result(session, held_out, adapter, [row for row in rows if row["kind"] == "train"])
+    result = _result(session, held_out, validation, adapter, [row for row in rows if row["kind"] == "train"])
     write_text(session.folder.result, result.model_dump_json(indent=2) + "\n")
     return result
 
@@ -40,8 +40,22 @@ def _held_out(session: Session, base_loss: float | None) -> HeldOutLoss | None:
     return measured
 
 
+def _validation(session: Session) -> HeldOutLoss | None:
+    data = session.prepared.validation
+    if session.validation is None or data is None:
+        return None
+    base, loss = session.validation.base(), session.validation.adapter()
+    return HeldOutLoss(
+        base=base, adapter=loss, rows=len(data.rows), dropped=data.dropped, digest=rows_digest(data.rows)
+    )
+
+
 def _result(
-    session: Session, held_out: HeldOutLoss | None, adapter: Adapter, logged: list[dict[str, Any]]
+    session: Session,
+    held_out: HeldOutLoss | None,
+    validation: HeldOutLoss | None,
+    adapter: Adapter,
+    logged: list[dict[str, Any]],
 ) -> TrainResult:
     config, prepared, trainer, folder = session.config, session.prepared, session.trainer, session.folder
     ranks, parameters = _by_part(adapter)
@@ -56,6 +70,7 @@ def _result(
         dropped=prepared.train.dropped,
         train_loss=logged[-1]["loss"] if logged else None,
         held_out=held_out,
+        validation=validation,
         trainable_parameters=sum(parameters.values()),
         ranks=ranks,
         parameters=parameters,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ class Prepared:
     template: ChatTemplate
     train: TokenisedRows
     held_out: TokenisedRows | None
+    validation: TokenisedRows | None
+    facts: BaseFacts
     targets: dict[str, list[str]]
     """By part of the method, the modules to adapt."""
     precision: Precision
@@ -41,12 +43,14 @@ def prepare(config: PreftConfig, root: Path) -> Prepared:
     turns = {"train.file": read_turns(root / config.train.file)}
     if config.eval.file:
         turns["eval.file"] = read_turns(root / config.eval.file, "eval.file")
+    if config.train.validation_file:
+        turns["train.validation_file"] = read_turns(root / config.train.validation_file, "train.validation_file")
     base = resolve(config.model.base, root)
     if base.random:
         raise UserError(f"model.base: {base.name} has random weights and no tokenizer: it can be served, not trained")
     precision = choose_precision(config.train.dtype)
     facts = BaseFacts.of(base, config.model.residual_stream)
-    targets = {part.name: part.targets(config.adapter, facts) for part in parts_of(config.adapter.method)}
+    targets = _targets(config, facts)
     if idle := idle_settings(config.adapter):
         say(f"{', '.join(idle)}: nothing that method {config.adapter.method} has reads this")
     tokenizer = load_tokenizer(base)
@@ -62,7 +66,21 @@ def prepare(config: PreftConfig, root: Path) -> Prepared:
             rows[setting] = tokenise(found, tokenizer, template, limit, setting, advance=bar.advance)
         if dropped := rows[setting].dropped:
             say(f"{setting}: {dropped} of {len(found)} rows are longer than {limit} tokens and were dropped")
-    return Prepared(base, tokenizer, template, rows["train.file"], rows.get("eval.file"), targets, precision)
+    held_out, validation = rows.get("eval.file"), rows.get("train.validation_file")
+    return Prepared(base, tokenizer, template, rows["train.file"], held_out, validation, facts, targets, precision)
+
+
+def prepare_again(prepared: Prepared, config: PreftConfig) -> Prepared:
+    """The same rows and base model for `config`, which differs in nothing that they depend on.
+
+    Raises:
+        UserError: settings that do not fit the base model or this machine.
+    """
+    return replace(prepared, targets=_targets(config, prepared.facts), precision=choose_precision(config.train.dtype))
+
+
+def _targets(config: PreftConfig, facts: BaseFacts) -> dict[str, list[str]]:
+    return {part.name: part.targets(config.adapter, facts) for part in parts_of(config.adapter.method)}
 
 
 def idle_settings(config: AdapterConfig) -> list[str]:

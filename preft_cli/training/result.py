@@ -64,6 +64,7 @@ class TrainResult(BaseModel):
     dropped: int = Field(description="Rows that were longer.")
     train_loss: float | None = Field(description="Loss of the last logged step.")
     held_out: HeldOutLoss | None = Field(description="None without eval.file.")
+    validation: HeldOutLoss | None = Field(None, description="The same on train.validation_file.")
     trainable_parameters: int
     ranks: dict[str, int] = Field(default_factory=dict, description="By part of the method: lora, direft.")
     parameters: dict[str, int] = Field(default_factory=dict, description="Trainable ones, by part.")

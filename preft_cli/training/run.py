@@ -15,12 +15,20 @@ from preft_cli.training.plan import name_problem
 from preft_cli.training.result import TrainResult
 
 if TYPE_CHECKING:
+    from preft_cli.training.prepare import Prepared
     from preft_cli.training.session import Session
     from preft_cli.training.trainer import NonFiniteError
 
 
-def train(config: PreftConfig, root: Path, *, resume: bool = False, overwrite: bool = False) -> TrainResult:
-    """Train the adapter of `config`; relative paths in it start at `root`.
+def train(
+    config: PreftConfig,
+    root: Path,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    prepared: Prepared | None = None,
+) -> TrainResult:
+    """Train the adapter of `config`; relative paths in it start at `root`. `prepared` is from `prepare(config, root)`.
 
     Leaves in the output folder: the resolved config, metrics.jsonl, loss.png, adapter/, checkpoints/ and result.json.
 
@@ -42,7 +50,7 @@ def train(config: PreftConfig, root: Path, *, resume: bool = False, overwrite: b
     from preft_cli.training.prepare import prepare
     from preft_cli.training.session import Session
 
-    prepared = prepare(config, root)
+    prepared = prepared or prepare(config, root)
     folder.prepare(config, resume=resume)
     checkpoint = folder.last_checkpoint() if resume else None
     if resume:

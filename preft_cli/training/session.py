@@ -11,6 +11,7 @@ from engine_patch.adapter import Adapter
 from preft_cli.adapters.folder import save_trained
 from preft_cli.config.schema import PreftConfig
 from preft_cli.console import progress
+from preft_cli.data.tokenise import TokenisedRows
 from preft_cli.methods import parts_of
 from preft_cli.methods.adapted import AdaptedModel
 from preft_cli.models.quiet import quiet_transformers
@@ -51,13 +52,13 @@ class Session:
         )
         # It prints the bare dictionaries that our own reporter shows as a bar and writes to a file.
         self.trainer.remove_callback(PrinterCallback)
-        self.held_out = (
-            HeldOut(
-                prepared.held_out.rows, config.eval.batch_size, objective, self.adapted, prepared.precision, collate
-            )
-            if prepared.held_out
-            else None
-        )
+
+        def measured_on(data: TokenisedRows | None) -> HeldOut | None:
+            size, precision = config.eval.batch_size, prepared.precision
+            return HeldOut(data.rows, size, objective, self.adapted, precision, collate) if data else None
+
+        self.held_out = measured_on(prepared.held_out)
+        self.validation = measured_on(prepared.validation)
 
     @property
     def step(self) -> int:
