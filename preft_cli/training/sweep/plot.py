@@ -59,6 +59,7 @@ def picture_of(swept: SweepResult) -> Any:
     left.set_xticks(ranks, list(map(str, ranks)))
     left.minorticks_off()
     right.set_xscale("log")
+    _label_sizes(right)
     left.set_xlabel("rank", fontsize=9.5)
     right.set_xlabel("trainable parameters", fontsize=9.5)
     left.set_ylabel("nats per completion token", fontsize=9.5)
@@ -67,6 +68,23 @@ def picture_of(swept: SweepResult) -> Any:
     made.suptitle(_title(swept), x=0.01, ha="left", fontsize=13, fontweight="bold", color=INK)
     made.supxlabel(_foot(swept), x=0.01, ha="left", fontsize=8.5, color=FAINT)
     return made
+
+
+def _label_sizes(axes: Any) -> None:
+    """Ticks such as 500k and 2M in place of powers of ten."""
+    from matplotlib.ticker import FuncFormatter, LogLocator
+
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: size_text(value)))
+    axes.minorticks_off()
+
+
+def size_text(number: float) -> str:
+    """A number of parameters: `500`, `20k`, `2M`."""
+    for unit, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if number >= unit:
+            return f"{number / unit:g}{letter}"
+    return f"{number:g}"
 
 
 def _show_differences(axes: Any, swept: SweepResult) -> None:

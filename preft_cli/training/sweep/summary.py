@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from preft_cli.training.sweep.grid import METHOD, RANK, SEED, Grid
+from preft_cli.training.sweep.grid import METHOD, RANK, SEED, Axis, Grid
 from preft_cli.training.sweep.names import short_names, value_text
 from preft_cli.training.sweep.result import Candidate, CellResult, Losses, Point
 
@@ -83,9 +83,15 @@ def at_edge(value: Any, tried: Iterable[Any]) -> bool:
 def line_name(grid: Grid, cell: CellResult) -> str:
     """What a cell is drawn with: its method, and the values of further keys that have no axis in the picture.
 
-    Keys that move with the rank are told by it.
+    Keys that move with the rank or the method are told by it.
     """
-    axes = [axis for axis in grid.axes if axis.name not in grid.choose and RANK not in axis.keys]
+    axes = [axis for axis in grid.axes if axis.name not in grid.choose and not _is_told(axis)]
     further = [key for axis in axes for key in axis.keys if key not in (SEED, METHOD)]
     short = short_names(key for axis in grid.axes for key in axis.keys)
     return ", ".join([cell.method, *(f"{short[key]} {value_text(cell.settings[key])}" for key in further)])
+
+
+def _is_told(axis: Axis) -> bool:
+    """Whether the rank or the method alone tells where on the axis a cell is."""
+    told = [at for at, key in enumerate(axis.keys) if key in (RANK, METHOD)]
+    return bool(told) and len({tuple(point[at] for at in told) for point in axis.points}) == len(axis.points)
