@@ -11,7 +11,8 @@ from engine_patch.store.atomic import atomic_write
 from preft_cli.bench.numbers import ratio
 from preft_cli.bench.published import NUM_ADAPTERS, SOURCE, published_for
 from preft_cli.bench.results import ArmResult, BenchResult, Spread
-from preft_cli.bench.sweep_result import SweepResult, Value
+from preft_cli.bench.sweep_result import SweepResult
+from preft_cli.config.swept import Value
 
 SPEED = "requests_per_second"
 MEASURED = "measured"

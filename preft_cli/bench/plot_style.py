@@ -10,7 +10,7 @@ from typing import Any
 from engine_patch.store.atomic import atomic_write
 from preft_cli.bench.numbers import tokens
 from preft_cli.bench.published import CAVEAT, SOURCE
-from preft_cli.bench.results import BenchResult
+from preft_cli.bench.results import BenchResult, Hardware
 from preft_cli.config.schema import BenchConfig
 
 COLOURS = {"base": "#6b6b6b", "lora": "#e69f00", "lorap": "#0072b2", "direft": "#cc79a7", "direftp": "#009e73"}
@@ -54,13 +54,12 @@ def title(result: BenchResult) -> str:
     """`llama-3.1-8b (random weights), 1 x NVIDIA H200, 2026-05-14`."""
     name = Path(result.model.removeprefix("random:")).name
     weights = " (random weights)" if result.random_weights else ""
-    return f"{name}{weights}, {machine(result)}, {result.created:%Y-%m-%d}"
+    return f"{name}{weights}, {machine(result.hardware, result.device)}, {result.created:%Y-%m-%d}"
 
 
-def machine(result: BenchResult) -> str:
+def machine(hardware: Hardware, device: str) -> str:
     """The GPUs, or the processor where it was measured on that."""
-    hardware = result.hardware
-    if result.device == "cpu" or not hardware.gpus:
+    if device == "cpu" or not hardware.gpus:
         cpu = hardware.cpu.replace("(R)", "").replace("(TM)", "").partition("@")[0].strip()
         return f"{hardware.cores} cores of {cpu}"
     return ", ".join(f"{count} x {gpu}" for gpu, count in Counter(hardware.gpus).items())

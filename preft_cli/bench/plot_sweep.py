@@ -7,7 +7,8 @@ from typing import Any
 from preft_cli.bench.drawn import SPEED, Row
 from preft_cli.bench.plot_style import COLOURS, FAINT, MARKERS, PUBLISHED_LABEL, figure, head, tidy
 from preft_cli.bench.results import BenchResult
-from preft_cli.bench.sweep_result import SweepResult, Value
+from preft_cli.bench.sweep_result import SweepResult
+from preft_cli.config.swept import Value
 
 DECADE = 10
 """Values that span more lie on a logarithmic axis."""

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from preft_cli.bench.results import BenchResult, write_json
-from preft_cli.bench.sweep_result import SweepPoint, SweepResult, Value
+from preft_cli.bench.sweep_result import SweepPoint, SweepResult
 from preft_cli.config.load import changed
-from preft_cli.config.overrides import Override, parse_set
+from preft_cli.config.overrides import Override
 from preft_cli.config.problems import ConfigErrors, Problem
 from preft_cli.config.schema import BenchConfig, PreftConfig, Section
+from preft_cli.config.swept import Value, parse_values, split_sweep
 from preft_cli.console import say, warn
 from preft_cli.errors import UserError
 
@@ -42,36 +43,18 @@ def parse_sweep(text: str, config: PreftConfig) -> Sweep:
     Raises:
         UserError: with everything that is wrong. Exit code 2.
     """
-    names, equals, values = text.partition("=")
-    keys = [name.strip().removeprefix("bench.") for name in names.split(":")]
+    named, values = split_sweep(text, "num_adapters=1,8,64")
+    keys = [key.removeprefix("bench.") for key in named]
     origin = f"--sweep {text}"
-    if not equals or not all(keys):
-        raise ConfigErrors([Problem(origin, "expected key=value,value, such as num_adapters=1,8,64")])
     for key in keys:
         if key in BenchConfig.model_fields and key not in swept_keys():
             raise ConfigErrors([Problem(origin, f"bench.{key} cannot be swept; these can: {', '.join(swept_keys())}")])
-    if len(set(keys)) < len(keys):
-        raise ConfigErrors([Problem(origin, "a key is named twice")])
-    return Sweep(":".join(keys), _checked(keys, _values(values, len(keys), origin), origin, config))
-
-
-def _values(text: str, keys: int, origin: str) -> dict[Value, list[Value]]:
-    """What each point gives the keys, by its name: `64`, or `64:320` for two keys."""
-    points: dict[Value, list[Value]] = {}
-    for part in text.split(","):
-        try:
-            values = [parse_set(f"value={one}").value for one in part.split(":")]
-        except ConfigErrors:
-            values = []
-        empty = not all(one.strip() for one in part.split(":"))
-        if empty or len(values) != keys or any(isinstance(value, list | dict) for value in values):
-            example = "1,8,64" if keys == 1 else ",".join([":".join(["64"] * keys), ":".join(["320"] * keys)])
-            raise ConfigErrors([Problem(origin, f"expected single values with commas between them, such as {example}")])
-        name = values[0] if keys == 1 else part.replace(" ", "")
-        if name in points:
-            raise ConfigErrors([Problem(origin, f"the value {name} is named twice")])
-        points[name] = values
-    return points
+    points = parse_values(values, len(keys), origin)
+    # A single value goes by what it is, so that 8 and `0x8` are one; several go by their text.
+    by_value = {found[0] if len(keys) == 1 else name: found for name, found in points.items()}
+    if len(by_value) < len(points):
+        raise ConfigErrors([Problem(origin, "a value is named twice")])
+    return Sweep(":".join(keys), _checked(keys, by_value, origin, config))
 
 
 def _checked(

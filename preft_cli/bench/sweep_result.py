@@ -10,9 +10,7 @@ from pydantic import Field
 
 from preft_cli.bench.load import load_result
 from preft_cli.bench.results import BenchResult, Record, Spread
-
-Value = bool | int | float | str | None
-"""Of the swept key."""
+from preft_cli.config.swept import Value
 
 
 class SweepPoint(Record):

@@ -30,6 +30,7 @@ class RunFolder:
         self.adapter = path / "adapter"
         self.checkpoints = path / "checkpoints"
         self.tensorboard = path / "tensorboard"
+        self.log = path / "train.log"
 
     def check(self, config: PreftConfig, *, resume: bool, overwrite: bool) -> None:
         """Refuse what would mix two runs or destroy something.
@@ -99,7 +100,7 @@ class RunFolder:
 
     def in_use(self) -> bool:
         """Whether something lies here that could be lost; a run that ended before its first step is nothing."""
-        if not self.path.is_dir() or not any(self.path.iterdir()):
+        if not self.path.is_dir() or not any(entry != self.log for entry in self.path.iterdir()):
             return False
         saved = self.result.exists() or self.adapter.exists() or self.last_checkpoint() is not None
         # Logged steps may be those of a run that goes on at this moment.

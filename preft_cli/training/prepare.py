@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,9 @@ class Prepared:
     train: TokenisedRows
     held_out: TokenisedRows | None
     validation: TokenisedRows | None
+    facts: BaseFacts
+    limit: int
+    """Longest row, in tokens."""
     targets: dict[str, list[str]]
     """By part of the method, the modules to adapt."""
     precision: Precision
@@ -57,7 +60,7 @@ def prepare(config: PreftConfig, root: Path) -> Prepared:
     tokens = load_tokens(config, root, base)
     precision = choose_precision(config.train.dtype)
     facts = BaseFacts.of(base, config.model.residual_stream)
-    targets = {part.name: part.targets(config.adapter, facts) for part in parts_of(config.adapter.method)}
+    targets = _targets(config, facts)
     if idle := idle_settings(config.adapter):
         say(f"{', '.join(idle)}: nothing that method {config.adapter.method} has reads this")
     apart = keep_apart(config.train, base.hf_config, base.name, tokens.limit)
@@ -69,27 +72,52 @@ def prepare(config: PreftConfig, root: Path) -> Prepared:
             )
         for remark in rows[setting].remarks(setting, tokens.limit):
             say(remark)
-    train = rows["train.file"]
-    sequences = _packed(train.rows, config, share=apart.share_prompts) if apart.packing else None
     return Prepared(
         base,
         tokens.tokenizer,
         tokens.template,
-        train=train,
+        train=rows["train.file"],
         held_out=rows.get("eval.file"),
         validation=rows.get("train.validation_file"),
+        facts=facts,
+        limit=tokens.limit,
         targets=targets,
         precision=precision,
         apart=apart,
-        sequences=sequences,
+        sequences=_sequences(rows["train.file"].rows, config, apart),
         boards=present,
     )
 
 
-def _packed(rows: list[Row], config: PreftConfig, *, share: bool) -> list[list[Row]]:
-    sequences = pack_all(rows, config.train.max_length, share=share, seed=config.project.seed)
+def _sequences(rows: list[Row], config: PreftConfig, apart: Apart) -> list[list[Row]] | None:
+    if not apart.packing:
+        return None
+    sequences = pack_all(rows, config.train.max_length, share=apart.share_prompts, seed=config.project.seed)
     say(f"train.packing: {len(rows)} rows in {len(sequences)} sequences of up to {config.train.max_length} tokens")
     return sequences
+
+
+def prepare_again(prepared: Prepared, config: PreftConfig) -> Prepared:
+    """The same rows and base model for `config`, which differs in nothing that they depend on.
+
+    Raises:
+        UserError: settings that do not fit the base model or this machine.
+    """
+    check_devices(config.train)
+    check_quantised(config.train.quantize_base)
+    apart = keep_apart(config.train, prepared.base.hf_config, prepared.base.name, prepared.limit)
+    return replace(
+        prepared,
+        targets=_targets(config, prepared.facts),
+        precision=choose_precision(config.train.dtype),
+        apart=apart,
+        sequences=_sequences(prepared.train.rows, config, apart),
+        boards=check_boards(config),
+    )
+
+
+def _targets(config: PreftConfig, facts: BaseFacts) -> dict[str, list[str]]:
+    return {part.name: part.targets(config.adapter, facts) for part in parts_of(config.adapter.method)}
 
 
 def idle_settings(config: AdapterConfig) -> list[str]:

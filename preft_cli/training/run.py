@@ -16,12 +16,20 @@ from preft_cli.training.plan import as_launched, setting_problems
 from preft_cli.training.result import TrainResult
 
 if TYPE_CHECKING:
+    from preft_cli.training.prepare import Prepared
     from preft_cli.training.session import Session
     from preft_cli.training.trainer import NonFiniteError
 
 
-def train(config: PreftConfig, root: Path, *, resume: bool = False, overwrite: bool = False) -> TrainResult:
-    """Train the adapter of `config`; relative paths in it start at `root`.
+def train(
+    config: PreftConfig,
+    root: Path,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    prepared: Prepared | None = None,
+) -> TrainResult:
+    """Train the adapter of `config`; relative paths in it start at `root`. `prepared` is from `prepare(config, root)`.
 
     Leaves in the output folder: the resolved config, metrics.jsonl, loss.png, adapter/, checkpoints/ and result.json.
 
@@ -47,15 +55,17 @@ def train(config: PreftConfig, root: Path, *, resume: bool = False, overwrite: b
         launch(config, root, resume=resume, overwrite=overwrite)
         return TrainResult.model_validate_json(folder.result.read_text())
     with processes.quiet_others():
-        return _train(config, root, folder, resume=resume)
+        return _train(config, root, folder, resume=resume, prepared=prepared)
 
 
-def _train(config: PreftConfig, root: Path, folder: RunFolder, *, resume: bool) -> TrainResult:
+def _train(
+    config: PreftConfig, root: Path, folder: RunFolder, *, resume: bool, prepared: Prepared | None
+) -> TrainResult:
     """In one of the processes of the run."""
     from preft_cli.training.prepare import prepare
     from preft_cli.training.session import Session
 
-    prepared = prepare(config, root)
+    prepared = prepared or prepare(config, root)
     checkpoint = None
     if processes.is_main():
         folder.prepare(config, resume=resume)

@@ -1,0 +1,1 @@
+"""`preft train --sweep`: a grid of runs, and what they say together."""

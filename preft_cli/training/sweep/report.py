@@ -1,0 +1,106 @@
+"""The end of a sweep: files beside its `sweep.json`, and a table for people."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from preft_cli.bench.results import write_json
+from preft_cli.console import out, say, warn
+from preft_cli.training.sweep.names import short_names, value_text
+from preft_cli.training.sweep.result import Losses, Point, SweepResult
+from preft_cli.training.sweep.table import write_csv
+
+EDGE = "*"
+SHOWN = 3
+"""Failed runs by name."""
+
+
+def write_files(swept: SweepResult, path: Path) -> None:
+    """The result at `path`, its numbers as CSV and its picture beside it."""
+    write_json(swept, path)
+    write_csv(swept, path.with_suffix(".csv"))
+    say(f"sweep: {path}, its numbers: {path.with_suffix('.csv')}")
+    if not any(point.held_out for point in swept.points):
+        return
+    if find_spec("matplotlib") is None:
+        say("note: no picture, for matplotlib is not installed: pip install 'preft[train]'")
+        return
+    from preft_cli.bench.plot_style import save
+    from preft_cli.training.sweep.plot import picture_of
+
+    save(picture_of(swept), path.with_suffix(".png"))
+    say(f"picture: {path.with_suffix('.png')}")
+
+
+def print_sweep(swept: SweepResult) -> None:
+    """A row for each point, what failed, and what to know of the numbers."""
+    out.print(table(swept))
+    for note in swept.notes:
+        say(f"note: {note}")
+    if swept.failed:  # each was told when it failed
+        names = ", ".join(cell.name for cell in swept.failed[:SHOWN]) + (", ..." if len(swept.failed) > SHOWN else "")
+        warn(f"{len(swept.failed)} of {len(swept.cells)} runs failed: {names}; the reasons are in the sweep's JSON")
+    edges = sorted({key for point in swept.points for key in point.at_edge})
+    if edges:
+        say(f"{EDGE} the best {', '.join(edges)} is the smallest or largest one tried: try values beyond it")
+
+
+def table(swept: SweepResult) -> Table:
+    """Means with their range over seeds, and the change from the base model's loss."""
+    short = short_names(swept.swept)
+    chosen = [key for name in swept.choose for key in name.split(":")]
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    made.add_column("method", overflow="fold")
+    for heading in ["rank", "parameters", *(short[key] for key in chosen), "held-out loss", "change", "seeds"]:
+        made.add_column(heading, justify="right", no_wrap=True)
+    if swept.base_loss is not None:
+        made.add_row("base", "", "", *("" for _ in chosen), f"{swept.base_loss:.3f}", "", "")
+    lines = list(dict.fromkeys(point.line for point in swept.points))
+    for point in sorted(swept.points, key=lambda one: lines.index(one.line)):
+        made.add_row(*(Text(cell) for cell in _cells(point, chosen, swept)))
+    return made
+
+
+def _cells(point: Point, chosen: list[str], swept: SweepResult) -> list[str]:
+    change = point.held_out.mean / swept.base_loss - 1 if point.held_out and swept.base_loss else None
+    return [
+        point.line,
+        str(point.rank),
+        _parameters(point.trainable_parameters),
+        *(_chosen(point, key) for key in chosen),
+        loss_text(point.held_out),
+        "-" if change is None else f"{change:+.1%}",
+        _seeds(point),
+    ]
+
+
+def _parameters(number: int | None) -> str:
+    """`2.44M`, and `0.8k` of a toy."""
+    if number is None:
+        return "-"
+    return f"{number / 1e6:.2f}M" if number >= 1e5 else f"{number / 1e3:.1f}k"
+
+
+def _chosen(point: Point, key: str) -> str:
+    if key not in point.chosen:
+        return "none"
+    return value_text(point.chosen[key]) + (EDGE if key in point.at_edge else "")
+
+
+def _seeds(point: Point) -> str:
+    """How many the mean is over, and how many runs it lacks."""
+    done = len(point.held_out.by_seed) if point.held_out else 0
+    return f"{done}, {len(point.failed)} failed" if point.failed else str(done)
+
+
+def loss_text(losses: Losses | None) -> str:
+    """`3.051 (3.020-3.088)`; without a range for one seed."""
+    if losses is None:
+        return "-"
+    around = f" ({losses.low:.3f}-{losses.high:.3f})" if len(losses.by_seed) > 1 else ""
+    return f"{losses.mean:.3f}{around}"

@@ -1,0 +1,213 @@
+"""`preft train --sweep` on a tiny model: ordinary runs in folders of their own, and what becomes of those that fail or stop."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from preft_cli.config.schema import PreftConfig
+from preft_cli.errors import UserError
+from preft_cli.training import prepare, session
+from preft_cli.training.interrupt import InterruptRequest
+from preft_cli.training.run import train
+from preft_cli.training.sweep.folders import folder_of, state_of
+from preft_cli.training.sweep.grid import Grid, parse_grid
+from preft_cli.training.sweep.plan import plan_sweep
+from preft_cli.training.sweep.result import SweepResult
+from preft_cli.training.sweep.run import run_sweep
+from preft_cli.training.sweep.workers import run_in_processes
+from tests.unit.tiny import save_tiny
+
+ROWS = [
+    {"messages": [{"role": "user", "content": f"foo {n}"}, {"role": "assistant", "content": "bar" * (1 + n % 3)}]}
+    for n in range(8)
+]
+DIVERGES = "train.learning_rate=0.01,1e30"
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for name in ("train", "validation", "heldout"):
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
+    return tmp_path
+
+
+def config(base: Path, **train_section: Any) -> PreftConfig:
+    common = {"max_steps": 3, "dtype": "float32", "learning_rate": 0.01, "validation_file": "validation.jsonl"}
+    return PreftConfig.model_validate(
+        {
+            "model": {"base": str(base)},
+            "adapter": {"name": "tiny", "rank": 4},
+            "train": common | train_section,
+            "eval": {"file": "heldout.jsonl"},
+        }
+    )
+
+
+def grid(base: Path, *sweeps: str, choose: tuple[str, ...] = (), **train_section: Any) -> Grid:
+    return parse_grid(list(sweeps), list(choose), config(base, **train_section))
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[Any]:
+    calls: list[Any] = []
+    original = getattr(owner, name)
+    monkeypatch.setattr(owner, name, lambda *args, **rest: (calls.append(args), original(*args, **rest))[1])
+    return calls
+
+
+def test_a_sweep_its_failures_and_its_resume(
+    base: Path, root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = grid(base, "adapter.method=lora,direftp", DIVERGES, choose=("train.learning_rate",))
+    read = counted(monkeypatch, prepare, "read_turns")
+    loaded = counted(monkeypatch, session, "load_base")
+    result = run_sweep(made, root, command="preft train --sweep ...")
+    assert (len(read), len(loaded)) == (3, 4), "each file is read once for all runs"
+    assert [cell.error is None for cell in result.cells] == [True, False, True, False]
+    assert "training stopped: the loss is not a finite number" in str(result.cells[1].error)
+    assert result.complete
+    assert [point.chosen for point in result.points] == [{"train.learning_rate": 0.01}] * 2
+    assert SweepResult.model_validate_json((root / "runs/tiny/sweep.json").read_text()) == result
+
+    same = train(made.cells[2].config.model_copy(update={"train": config(base, output_dir="same").train}), root)
+    assert result.cells[2].held_out == same.held_out
+    assert result.cells[2].validation == same.validation
+    assert (root / "runs/tiny" / made.cells[2].name / "adapter").is_dir()
+
+    with pytest.raises(UserError, match=r"holds a sweep already \(4 of the 4 runs, such as method=lora.*--resume"):
+        run_sweep(made, root)
+    loaded.clear()
+    more = grid(base, "adapter.method=lora,direftp,lorap", "train.learning_rate=0.01", choose=("train.learning_rate",))
+    capsys.readouterr()
+    resumed = run_sweep(more, root, resume=True)
+    assert len(loaded) == 1, "finished runs are kept"
+    assert "2 of 3 runs are finished already" in capsys.readouterr().err
+    assert resumed.cells[:2] == [result.cells[0], result.cells[2]]
+    with pytest.raises(UserError, match=r"train\.batch_size: 4 -> 2[^\n]*\nThe same goes for 2 more folders"):
+        run_sweep(
+            grid(base, *["adapter.method=lora,direftp,lorap", "train.learning_rate=0.01"], batch_size=2),
+            root,
+            resume=True,
+        )
+
+    monkeypatch.setattr(session, "load_base", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        run_sweep(more, root, overwrite=True)
+    assert {state_of(cell, root) for cell in more.cells} == {"new"}, "or --resume would mix two sweeps"
+    assert not (root / "runs/tiny/sweep.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("path", "options", "said"),
+    [
+        ("runs/tiny/rank=4/thesis.doc", {}, "holds a sweep already"),
+        ("runs/tiny/rank=4/thesis.doc", {"resume": True}, "holds files but no run of preft train"),
+        ("runs/tiny/rank=4/thesis.doc", {"overwrite": True}, "holds files but no run of preft train"),
+        ("runs/tiny/sweep.json", {}, r"holds a sweep already \(sweep.json\)"),
+        ("runs/tiny/preft.resolved.yaml", {"overwrite": True}, "holds a single run of preft train"),
+        ("runs/tiny", {}, "tiny is a file; name a folder"),
+    ],
+)
+def test_folders_that_are_left_alone(base: Path, root: Path, path: str, options: dict[str, bool], said: str) -> None:
+    (root / path).parent.mkdir(parents=True)
+    (root / path).write_text("mine")
+    with pytest.raises(UserError, match=said):
+        run_sweep(grid(base, "adapter.rank=2,4"), root, **options)  # type: ignore[arg-type]
+    assert (root / path).read_text() == "mine"
+    assert [file for file in root.rglob("*") if file.name == "metrics.jsonl"] == []
+
+
+def test_nothing_runs_if_one_cell_cannot(base: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "load_base", lambda _: pytest.fail("loaded a model"))
+    with pytest.raises(UserError) as refused:
+        run_sweep(grid(base, "adapter.target_modules=all-linear,[q_prj]", "adapter.rank=2,4"), root)
+    assert str(refused.value).startswith(
+        "target_modules=q_prj,rank=2: adapter.target_modules: 'q_prj' matches no linear"
+    )
+    assert "rank=4" not in str(refused.value), "told once"
+    assert refused.value.exit_code == 2
+    with pytest.raises(UserError, match=r"file=gone\.jsonl: train\.file: .*gone\.jsonl does not exist"):
+        run_sweep(grid(base, "train.file=train.jsonl,gone.jsonl"), root)
+    assert not (root / "runs").exists()
+
+
+def test_the_plan(base: Path, root: Path) -> None:
+    made = grid(base, "adapter.rank=2,4", "train.max_steps=null,2")
+    folder = folder_of(made.cells[1], root)
+    folder.path.mkdir(parents=True)
+    (folder.path / "notes.txt").write_text("")
+    plan = plan_sweep(made, root, resume=True, overwrite=False, jobs=2)
+    assert [(cell.name, cell.steps, cell.state) for cell in plan.cells][:2] == [
+        ("rank=2,max_steps=null", 2, "new"),
+        ("rank=2,max_steps=2", 2, "interrupted"),
+    ]
+    assert (plan.jobs, plan.first.rows) == (2, 8)
+    assert [problem for problem in plan.problems if "holds files but no run" in problem]
+    assert plan_sweep(grid(base, "adapter.rank=3"), root, resume=True, overwrite=False, jobs=1).problems == []
+
+
+def test_ctrl_c_keeps_a_checkpoint_and_what_is_done(
+    base: Path, root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tests.unit.test_training_run import stop_after
+
+    made = grid(base, "train.max_steps=1,4")
+    stop_after(monkeypatch, 2, lambda: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(UserError, match=r"stopped; 1 of 2 runs are done.*--resume goes on"):
+        run_sweep(made, root)
+    assert [state_of(cell, root) for cell in made.cells] == ["finished", "interrupted"]
+    summary = SweepResult.model_validate_json((root / "runs/tiny/sweep.json").read_text())
+    assert (len(summary.cells), summary.complete) == (1, False)
+    monkeypatch.undo()
+    assert run_sweep(made, root, resume=True).complete
+    assert "resuming from" in capsys.readouterr().err
+
+
+def test_processes_that_are_killed_and_stopped(base: Path, root: Path) -> None:
+    """One worker: its first run is killed, the second ends well in another process, the third is asked to stop."""
+    made = grid(base, "train.max_steps=100000,2,99999")
+    stop = InterruptRequest()
+
+    def after_a_step(number: int, do: Callable[[], Any]) -> None:
+        metrics = folder_of(made.cells[number], root).metrics
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline and not (metrics.is_file() and '"kind": "train"' in metrics.read_text()):
+            time.sleep(0.05)
+        do()
+
+    def disturb() -> None:
+        after_a_step(0, lambda: [child.kill() for child in multiprocessing.active_children()])
+        after_a_step(2, lambda: setattr(stop, "requested", True))
+
+    thread = threading.Thread(target=disturb, daemon=True)
+    thread.start()
+    results = list(run_in_processes(made.cells, root, [{"OMP_NUM_THREADS": "1"}], stop, resume=False))
+    thread.join()
+    assert [(cell.name, cell.error) for cell in results] == [
+        ("max_steps=100000", "its process was killed by SIGKILL; if the machine ran out of memory, lower --jobs"),
+        ("max_steps=2", None),
+    ]
+    assert results[1].held_out is not None
+    assert "training: done, 2/2 steps" in folder_of(made.cells[1], root).log.read_text()
+    assert folder_of(made.cells[2], root).last_checkpoint() is not None
+    assert multiprocessing.active_children() == []
