@@ -21,7 +21,7 @@ import torch
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
 from preft_cli.data import Row
-from tests.benchmarks.common import RATIOS_SAID, about, in_turn, over_cases, quotients, say, spread, synchronise, write
+from tests.benchmarks.common import about, in_turn, quotients, say, spread, synchronise, write
 from tests.benchmarks.training_arms import ARMS, Setting
 from tests.benchmarks.training_rows import CASES
 
@@ -107,9 +107,11 @@ def main() -> None:
     result["threads"] = torch.get_num_threads()
     cases = {case: measure(case, setting, args.arms, args.repeats, args.rows) for case in args.cases}
     first, *others = args.arms
-    result["ratios_said"] = RATIOS_SAID
+    result["ratios_said"] = (
+        "median, low and high of the ratios of repetitions, whose arms were measured one after the other"
+    )
     result["ratios"] = {
-        f"{name}/{first} tokens per second, {case}" + told: over_cases([quotients(one[key][first], one[key][name])])
+        f"{name}/{first} tokens per second, {case}" + told: spread(quotients(one[key][first], one[key][name]))
         for case, one in cases.items()
         for name in others
         for key, told in (("seconds", ""), ("cpu_seconds", ", by CPU seconds"))
