@@ -70,7 +70,8 @@ def _wandb(config: PreftConfig, folder: RunFolder) -> Any:
         )
         return WandbCallback()
     except Exception as error:  # no account, no network, …: its own classes of errors come from several modules
+        reason = str(error).rstrip(".")
         raise UserError(
-            f"train.report_to: Weights & Biases did not start: {str(error).rstrip('.')}. `wandb login` first, set "
-            "WANDB_MODE=offline, or leave wandb out"
+            f"train.report_to: Weights & Biases did not start: {reason}. `wandb login` first, set WANDB_MODE=offline, "
+            "or leave wandb out"
         ) from error

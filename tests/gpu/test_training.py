@@ -19,7 +19,7 @@ from tests.unit.test_training_run import ROWS, config, logged
 from tests.unit.tiny import save_tiny
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
-STEPS = {"max_steps": 6, "eval_every": 2, "report_to": [], "save_every": 3}
+STEPS = {"max_steps": 6, "eval_every": 2, "save_every": 3}
 
 
 @pytest.fixture(scope="module")

@@ -48,7 +48,7 @@ def test_the_base_is_quantised_and_the_mask_holds(
         seen.append(self.adapted)
 
     monkeypatch.setattr(session.Session, "fit", fit)
-    options = {"quantize_base": bits, "max_steps": 5, "report_to": [], "output_dir": f"{bits}-{method}"}
+    options = {"quantize_base": bits, "max_steps": 5, "output_dir": f"{bits}-{method}"}
     result = train(config(root / "base", adapter={"method": method}, train=options), root)
     assert result.held_out is not None
     assert result.held_out.adapter < result.held_out.base

@@ -47,7 +47,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def config(base: Path, **sections: dict[str, Any]) -> PreftConfig:
-    train_section = {"max_steps": 20, "batch_size": 4, "learning_rate": 0.01, "dtype": "float32"}
+    train_section = {"max_steps": 20, "batch_size": 4, "learning_rate": 0.01, "dtype": "float32", "report_to": []}
     return PreftConfig.model_validate(
         {
             "model": {"base": str(base)},
@@ -83,7 +83,7 @@ def interrupt() -> None:
 
 
 def test_a_run_leaves_what_it_promises(base: Path, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    result = train(config(base), root)
+    result = train(config(base, train={"report_to": ["tensorboard"]}), root)
     folder = root / "runs" / "tiny"
     assert {path.name for path in folder.iterdir()} == {
         "preft.resolved.yaml", "metrics.jsonl", "loss.png", "result.json", "adapter", "checkpoints", "tensorboard",

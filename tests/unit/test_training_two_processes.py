@@ -18,7 +18,7 @@ from tests.unit.test_training_run import ROWS, config, logged
 from tests.unit.tiny import save_tiny
 
 BOTH = {"dropout": 0.0, "method": "lorap+direftp", "direft_rank": 2}
-STEPS = {"max_steps": 6, "eval_every": 2, "gradient_accumulation_steps": 2, "report_to": []}
+STEPS = {"max_steps": 6, "eval_every": 2, "gradient_accumulation_steps": 2}
 CLOSE = {"rel": 1e-5, "abs": 1e-5}
 
 
