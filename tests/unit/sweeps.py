@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from preft_cli.bench.results import Hardware
 from preft_cli.config.schema import PreftConfig
 from preft_cli.training.result import HeldOutLoss
+from preft_cli.training.sweep.cell import failed
 from preft_cli.training.sweep.grid import Cell, Grid, parse_grid
 from preft_cli.training.sweep.result import CellResult, SweepResult
 from preft_cli.training.sweep.summary import points_of
@@ -63,3 +67,17 @@ def swept(of: Grid, cells: list[CellResult]) -> SweepResult:
         seconds=1.0,
         jobs=1,
     )
+
+
+def serve_and_die(pipe: Any, root: Path, environment: dict[str, str], resume: bool) -> None:
+    """In place of a worker: the second cell that it is given is the end of it."""
+    pipe.send(None)
+    pipe.send(failed(pipe.recv(), "done before the end"))
+    if pipe.recv().config.train.max_steps == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    raise SystemExit(7)
+
+
+def never_ready(pipe: Any, root: Path, environment: dict[str, str], resume: bool) -> None:
+    """In place of a worker that cannot be started."""
+    raise SystemExit(1)

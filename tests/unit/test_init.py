@@ -1,6 +1,7 @@
 """`preft init`: templates that load, a file that is never overwritten unasked."""
 
 import json
+import re
 from importlib.metadata import PackagePath
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +24,7 @@ def run(*arguments: str) -> int:
 
 
 def test_the_templates() -> None:
-    assert {"memory", "minimal", "style"} <= set(NAMES)
+    assert {"domain", "memory", "minimal", "style", "tools"} == set(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -48,6 +49,14 @@ def test_the_commented_lines_of_a_template_load_too(name: str, tmp_path: Path) -
     path = tmp_path / "preft.yaml"
     path.write_text("\n".join(shown))
     load(path, [])
+
+
+def test_the_record_in_the_tool_template_is_whole() -> None:
+    text = templates.read_template("tools")
+    (shown,) = re.findall(r'  # ({"tools".*?\]})\n  file', text, re.DOTALL)
+    record = json.loads(shown.replace("\n  #", ""))
+    called = record["messages"][1]["tool_calls"][0]["function"]["name"]
+    assert called == record["tools"][0]["function"]["name"]
 
 
 def test_the_default_template_is_the_persona(tmp_path: Path) -> None:
@@ -85,7 +94,7 @@ def test_an_unknown_template_names_the_known_ones(tmp_path: Path, capsys: pytest
     assert run(str(tmp_path), "--template", "stile") == 2
     message = capsys.readouterr().err
     assert "no such template (did you mean style?)" in message
-    assert "memory, minimal, style" in message
+    assert "domain, memory, minimal, style, tools" in message
     assert list(tmp_path.iterdir()) == []
 
 

@@ -8,7 +8,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +15,24 @@ import pytest
 import torch
 
 from preft_cli.config.schema import PreftConfig
+from preft_cli.data import load
 from preft_cli.errors import UserError
-from preft_cli.training import prepare, session
+from preft_cli.training import session
 from preft_cli.training.interrupt import InterruptRequest
 from preft_cli.training.run import train
+from preft_cli.training.sweep import run, workers
 from preft_cli.training.sweep.folders import folder_of, state_of
 from preft_cli.training.sweep.grid import Grid, parse_grid
 from preft_cli.training.sweep.plan import plan_sweep
 from preft_cli.training.sweep.result import SweepResult
 from preft_cli.training.sweep.run import run_sweep
-from preft_cli.training.sweep.workers import run_in_processes
+from tests.unit.sweeps import never_ready, serve_and_die
 from tests.unit.tiny import save_tiny
 
 ROWS = [
     {"messages": [{"role": "user", "content": f"foo {n}"}, {"role": "assistant", "content": "bar" * (1 + n % 3)}]}
     for n in range(8)
 ]
-DIVERGES = "train.learning_rate=0.01,1e30"
 
 
 @pytest.fixture(scope="module")
@@ -78,39 +78,35 @@ def counted(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[Any]
 def test_a_sweep_its_failures_and_its_resume(
     base: Path, root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made = grid(base, "adapter.method=lora,direftp", DIVERGES, choose=("train.learning_rate",))
-    read = counted(monkeypatch, prepare, "read_turns")
+    made = grid(base, "adapter.method=direftp", "train.learning_rate=1e30,0.01", choose=("train.learning_rate",))
+    read = counted(monkeypatch, load, "read_data")
     loaded = counted(monkeypatch, session, "load_base")
     result = run_sweep(made, root, command="preft train --sweep ...")
-    assert (len(read), len(loaded)) == (3, 4), "each file is read once for all runs"
-    assert [cell.error is None for cell in result.cells] == [True, False, True, False]
-    assert "training stopped: the loss is not a finite number" in str(result.cells[1].error)
-    assert result.complete
-    assert [point.chosen for point in result.points] == [{"train.learning_rate": 0.01}] * 2
+    assert (len(read), len(loaded)) == (3, 2), "each file is read once for all runs"
+    diverged, good = result.cells
+    assert "training stopped: the loss is not a finite number" in str(diverged.error)
+    assert (good.error, result.complete) == (None, True)
+    assert [point.chosen for point in result.points] == [{"train.learning_rate": 0.01}]
     assert SweepResult.model_validate_json((root / "runs/tiny/sweep.json").read_text()) == result
+    assert (root / "runs/tiny" / good.name / "adapter").is_dir()
 
-    same = train(made.cells[2].config.model_copy(update={"train": config(base, output_dir="same").train}), root)
-    assert result.cells[2].held_out == same.held_out
-    assert result.cells[2].validation == same.validation
-    assert (root / "runs/tiny" / made.cells[2].name / "adapter").is_dir()
+    alone = train(made.cells[1].config.model_copy(update={"train": config(base, output_dir="alone").train}), root)
+    assert (good.held_out, good.validation) == (alone.held_out, alone.validation), "as without a sweep"
 
-    with pytest.raises(UserError, match=r"holds a sweep already \(4 of the 4 runs, such as method=lora.*--resume"):
+    with pytest.raises(UserError, match=r"holds a sweep already \(2 of the 2 runs, such as method=direftp.*--resume"):
         run_sweep(made, root)
     loaded.clear()
-    more = grid(base, "adapter.method=lora,direftp,lorap", "train.learning_rate=0.01", choose=("train.learning_rate",))
+    sweeps = ("adapter.method=direftp,lora", "train.learning_rate=0.01")
+    more = grid(base, *sweeps)
     capsys.readouterr()
     resumed = run_sweep(more, root, resume=True)
     assert len(loaded) == 1, "finished runs are kept"
-    assert "2 of 3 runs are finished already" in capsys.readouterr().err
-    assert resumed.cells[:2] == [result.cells[0], result.cells[2]]
-    with pytest.raises(UserError, match=r"train\.batch_size: 4 -> 2[^\n]*\nThe same goes for 2 more folders"):
-        run_sweep(
-            grid(base, *["adapter.method=lora,direftp,lorap", "train.learning_rate=0.01"], batch_size=2),
-            root,
-            resume=True,
-        )
+    assert "1 of 2 runs are finished already" in capsys.readouterr().err
+    assert resumed.cells[0] == good
+    with pytest.raises(UserError, match=r"train\.batch_size: 4 -> 2[^\n]*\nThe same goes for 1 more"):
+        run_sweep(grid(base, *sweeps, batch_size=2), root, resume=True)
 
-    monkeypatch.setattr(session, "load_base", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(session, "load_base", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         run_sweep(more, root, overwrite=True)
     assert {state_of(cell, root) for cell in more.cells} == {"new"}, "or --resume would mix two sweeps"
@@ -138,7 +134,7 @@ def test_folders_that_are_left_alone(base: Path, root: Path, path: str, options:
 
 
 def test_nothing_runs_if_one_cell_cannot(base: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "load_base", lambda _: pytest.fail("loaded a model"))
+    monkeypatch.setattr(session, "load_base", lambda *_: pytest.fail("loaded a model"))
     with pytest.raises(UserError) as refused:
         run_sweep(grid(base, "adapter.target_modules=all-linear,[q_prj]", "adapter.rank=2,4"), root)
     assert str(refused.value).startswith(
@@ -183,31 +179,42 @@ def test_ctrl_c_keeps_a_checkpoint_and_what_is_done(
     assert "resuming from" in capsys.readouterr().err
 
 
-def test_processes_that_are_killed_and_stopped(base: Path, root: Path) -> None:
-    """One worker: its first run is killed, the second ends well in another process, the third is asked to stop."""
-    made = grid(base, "train.max_steps=100000,2,99999")
+def test_processes_that_die(base: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "_serve", serve_and_die)
+    made = grid(base, "train.max_steps=1,2,3,4")
+    with InterruptRequest() as stop:
+        results = list(workers.run_in_processes(made.cells, root, [{}], stop, resume=False))
+        assert [(cell.name, cell.error) for cell in results] == [
+            ("max_steps=1", "done before the end"),
+            ("max_steps=2", "its process was killed by SIGKILL; if the machine ran out of memory, lower --jobs"),
+            ("max_steps=3", "done before the end"),
+            ("max_steps=4", "its process ended with exit code 7; train.log in its folder may tell why"),
+        ]
+        monkeypatch.setattr(workers, "_serve", never_ready)
+        assert list(workers.run_in_processes(made.cells, root, [{}, {}], stop, resume=False)) == []
+    monkeypatch.setattr(run, "_gpus", list)
+    with pytest.raises(UserError, match="no worker process could be started"):
+        list(run._run_side_by_side(made.cells, root, 2, resume=False))
+    assert multiprocessing.active_children() == []
+
+
+def test_a_process_does_its_run_and_stops_when_asked(base: Path, root: Path) -> None:
+    made = grid(base, "train.max_steps=2,100000")
     stop = InterruptRequest()
 
-    def after_a_step(number: int, do: Callable[[], Any]) -> None:
-        metrics = folder_of(made.cells[number], root).metrics
-        deadline = time.monotonic() + 120
+    def stop_after_a_step() -> None:
+        metrics = folder_of(made.cells[1], root).metrics
+        deadline = time.monotonic() + 300
         while time.monotonic() < deadline and not (metrics.is_file() and '"kind": "train"' in metrics.read_text()):
             time.sleep(0.05)
-        do()
+        stop.requested = True
 
-    def disturb() -> None:
-        after_a_step(0, lambda: [child.kill() for child in multiprocessing.active_children()])
-        after_a_step(2, lambda: setattr(stop, "requested", True))
-
-    thread = threading.Thread(target=disturb, daemon=True)
+    thread = threading.Thread(target=stop_after_a_step, daemon=True)
     thread.start()
-    results = list(run_in_processes(made.cells, root, [{"OMP_NUM_THREADS": "1"}], stop, resume=False))
+    [result] = workers.run_in_processes(made.cells, root, [{"OMP_NUM_THREADS": "1"}], stop, resume=False)
     thread.join()
-    assert [(cell.name, cell.error) for cell in results] == [
-        ("max_steps=100000", "its process was killed by SIGKILL; if the machine ran out of memory, lower --jobs"),
-        ("max_steps=2", None),
-    ]
-    assert results[1].held_out is not None
-    assert "training: done, 2/2 steps" in folder_of(made.cells[1], root).log.read_text()
-    assert folder_of(made.cells[2], root).last_checkpoint() is not None
+    assert (result.name, result.error) == ("max_steps=2", None)
+    assert result.held_out is not None
+    assert "training: done, 2/2 steps" in folder_of(made.cells[0], root).log.read_text()
+    assert folder_of(made.cells[1], root).last_checkpoint() is not None
     assert multiprocessing.active_children() == []

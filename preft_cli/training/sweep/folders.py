@@ -65,7 +65,7 @@ def check_folders(grid: Grid, root: Path, *, resume: bool, overwrite: bool) -> N
         except UserError as problem:
             problems.append(str(problem))
     if problems:
-        more = f"\nThe same goes for {len(problems) - 1} more folders of this sweep." if len(problems) > 1 else ""
+        more = f"\nThe same goes for {len(problems) - 1} more of this sweep's folders." if len(problems) > 1 else ""
         raise UserError(problems[0] + more)
 
 
