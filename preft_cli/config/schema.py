@@ -7,46 +7,31 @@ Field descriptions end up in the JSON schema for editors and in the comments of 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field, model_validator
 
+from preft_cli.config.bench_section import BenchConfig, LoadConfig
+from preft_cli.config.section import Arm, Dtype, Layer, Method, PositiveInt, Rank, Section
 from preft_cli.config.sizes import Size
+from preft_cli.config.train_section import TrainConfig
 
-Method = Literal["lorap", "direftp", "lorap+direftp", "lora", "direft", "lora+direft"]
-Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-Arm = Literal["base", "lora", "lorap", "direftp", "direft"]
-
-# No count of steps, tokens or adapters comes near the bound; libraries fail in strange ways beyond it.
-PositiveInt = Annotated[int, Field(gt=0, le=2**31 - 1)]
-Rank = Annotated[int, Field(gt=0, le=512)]
-Layer = Annotated[int, Field(strict=True, ge=0, le=9999)]
-Fraction = Annotated[float, Field(ge=0, le=1)]
-Milliseconds = Annotated[float, Field(gt=0)]
-Length = PositiveInt | Annotated[list[PositiveInt], Field(min_length=2, max_length=2)]
-"""Tokens: a number, or [low, high] to draw from evenly."""
-
-
-def _kinds(annotation: Any) -> set[Any]:
-    """The types that an annotation is made of: `PositiveInt | None` gives int and NoneType."""
-    return {annotation} | {kind for part in get_args(annotation) for kind in _kinds(part)}
-
-
-class Section(BaseModel):
-    """Base of every section: no unknown keys, no silent changes after loading."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _no_bool_as_number(cls, value: Any, info: ValidationInfo) -> Any:
-        """Pydantic takes `learning_rate: true` for 1.0; a person never means that."""
-        if isinstance(value, bool) and info.field_name in cls.model_fields:
-            kinds = _kinds(cls.model_fields[info.field_name].annotation)
-            if kinds & {int, float} and bool not in kinds:
-                raise PydanticCustomError("bool_for_number", "expected a number")
-        return value
+__all__ = [
+    "AdapterConfig",
+    "Arm",
+    "BenchConfig",
+    "ConvertConfig",
+    "Dtype",
+    "EvalConfig",
+    "LoadConfig",
+    "Method",
+    "ModelConfig",
+    "PreftConfig",
+    "ProjectConfig",
+    "Section",
+    "ServeConfig",
+    "TrainConfig",
+]
 
 
 class ProjectConfig(Section):
@@ -102,70 +87,6 @@ class AdapterConfig(Section):
     )
 
 
-def _tensorboard() -> list[Literal["tensorboard", "wandb"]]:
-    return ["tensorboard"]
-
-
-class TrainConfig(Section):
-    """Supervised finetuning."""
-
-    file: Path = Field(
-        Path("train.jsonl"),
-        description="Training conversations: a .jsonl or .parquet file, or a data set of the Hub (owner/name).",
-    )
-    split: str = Field("train", min_length=1, description="Of a data set of the Hub: the split to train on.")
-    validation_file: Path | None = Field(
-        None,
-        description="Conversations for early stopping, the best adapter and the choice of settings. Without it eval.file "
-        "serves for these too, and its loss is then no unbiased one.",
-    )
-    output_dir: Path | None = Field(None, description="Default: runs/<adapter.name>.")
-    epochs: float = Field(1.0, gt=0, le=1e6, description="Passes over the data; max_steps wins.")
-    max_steps: PositiveInt | None = Field(None, description="Optimizer steps; default: from epochs.")
-    batch_size: PositiveInt = Field(4, description="Rows a step in each process; with packing, sequences.")
-    gradient_accumulation_steps: PositiveInt = Field(1, description="Steps whose gradients are added up.")
-    learning_rate: float = Field(1e-3, gt=0, description="Peak learning rate. Adapters need far more than full models.")
-    warmup_ratio: Fraction = Field(0.1, description="Share of the steps that warm up; then cosine decay to zero.")
-    weight_decay: float = Field(0.0, ge=0)
-    max_grad_norm: float = Field(1.0, gt=0, description="Gradients are clipped to this norm.")
-    max_length: PositiveInt = Field(
-        1024, description="Prompt + completion tokens; longer rows are dropped and counted."
-    )
-    share_prompts: bool = Field(
-        True,
-        description="Rows with the same prompt, and the turns of a conversation, go into one step and share its computation.",
-    )
-    packing: bool = Field(
-        False, description="Lay rows into sequences of up to max_length tokens, in which no row sees another."
-    )
-    padding_side: Literal["right", "left"] = Field("right", description="Where short sequences are filled up.")
-    dtype: Dtype = Field("auto", description="Compute type. auto: bfloat16 where it is fast, else float32.")
-    gradient_checkpointing: bool = Field(False, description="Less memory, more time, same gradients.")
-    log_every: PositiveInt = Field(1, description="Steps between two lines of metrics.jsonl.")
-    save_every: PositiveInt | None = Field(None, description="Steps between two checkpoints; default: only at the end.")
-    eval_every: PositiveInt | None = Field(
-        None, description="Steps between two evaluations on validation_file or eval.file; default: save_every."
-    )
-    early_stopping: PositiveInt | None = Field(
-        None, description="Stop after that many evaluations in a row without a lower loss; default: never."
-    )
-    keep: Literal["best", "last"] | None = Field(
-        None, description="Which adapter the run leaves; default: best if it evaluates on the way, else last."
-    )
-    report_to: list[Literal["tensorboard", "wandb"]] = Field(
-        default_factory=_tensorboard, description="Boards beside metrics.jsonl; [] for none. wandb is installed apart."
-    )
-    num_processes: PositiveInt = Field(
-        1, description="Processes on this machine, one a GPU (or sharing the CPU's cores); batch_size is that of each."
-    )
-    parallel: Literal["ddp", "fsdp"] = Field(
-        "ddp", description="With several processes: a copy of the base model in each (ddp), or a share of it (fsdp)."
-    )
-    quantize_base: Literal["8bit", "4bit"] | None = Field(
-        None, description="Train on a base model quantised by bitsandbytes, which is installed apart; less memory."
-    )
-
-
 class ConvertConfig(Section):
     """The serving store."""
 
@@ -206,80 +127,6 @@ class ServeConfig(Section):
         default_factory=dict,
         description="Any other vLLM option, by vLLM's own name: {block-size: 32, enforce-eager: true}.",
     )
-
-
-def _all_arms() -> list[Arm]:
-    return ["base", "lora", "lorap"]
-
-
-class LoadConfig(Section):
-    """How requests arrive at the server, for `bench.mode: online`."""
-
-    request_rate: float | None = Field(
-        None, gt=0, description="Open loop: requests a second, Poisson arrivals. Default: closed loop."
-    )
-    max_concurrency: PositiveInt | None = Field(
-        None,
-        description="Requests in flight at most; default: bench.max_num_seqs in a closed loop, no limit in an open one.",
-    )
-    goodput: dict[Literal["ttft", "tpot", "e2el"], Milliseconds] = Field(
-        default_factory=dict,
-        description="Limits in milliseconds, such as {ttft: 500, tpot: 50}: requests within all of them make the goodput.",
-    )
-
-
-class BenchConfig(Section):
-    """Throughput of arms on the same requests."""
-
-    mode: Literal["offline", "online"] = Field(
-        "offline", description="offline: all requests at once. online: through the OpenAI server, under bench.load."
-    )
-    arms: list[Arm] = Field(default_factory=_all_arms, min_length=1)
-    num_adapters: PositiveInt = Field(8, description="Distinct adapters that the requests use.")
-    adapter_choice: Literal["round-robin", "uniform", "zipf"] = Field(
-        "round-robin", description="Which adapter a request gets: in turn, any alike, or few adapters most of the time."
-    )
-    zipf_exponent: float = Field(
-        1.0, gt=0, le=10, description="Of zipf: the k-th adapter is asked for k^-a times as often."
-    )
-    rank: Rank | Annotated[list[Rank], Field(min_length=1)] = Field(
-        8, description="Rank of the adapters; a list such as [8, 16, 64] gives them ranks in turn."
-    )
-    num_requests: PositiveInt = 32
-    prompt_len: Length = Field(
-        64, description="Prompt tokens of a request; [8, 512] draws them evenly between the two."
-    )
-    output_len: Length = Field(32, description="Tokens to generate for a request; [8, 512] as for prompt_len.")
-    prompts: Path | None = Field(
-        None,
-        description="JSONL or Parquet of conversations whose prompts are used, in place of random tokens of prompt_len.",
-    )
-    max_num_seqs: PositiveInt = Field(32, description="Requests that run at once.")
-    gpu_slots: PositiveInt = Field(8, description="Adapters whose prompts one step can compute, in preft's arms.")
-    lora_slots: PositiveInt | None = Field(
-        None, description="Adapter slots of stock multi-LoRA; default: as many as fit, up to num_adapters."
-    )
-    lora_graphs: Literal["both", "specialised", "shared"] = Field(
-        "both",
-        description="CUDA graphs of stock multi-LoRA: further sets for fewer or no adapters (specialised), one set with LoRA "
-        "for all batches (shared), or both in turn, and the faster one counts. A CPU has none.",
-    )
-    repeats: PositiveInt = Field(3, description="Timed repetitions of each arm; the median counts.")
-    engines: PositiveInt | Literal["auto"] = Field(
-        "auto",
-        description="Engines that are alive at once and take turns; auto: as many as memory holds. 1: each is started anew "
-        "for every repetition.",
-    )
-    enable_prefix_caching: bool = Field(False, description="On, prompts that begin alike share their KV cache.")
-    load: LoadConfig = Field(default_factory=LoadConfig)
-    dtype: Dtype = "auto"
-
-    @field_validator("prompt_len", "output_len")
-    @classmethod
-    def _low_before_high(cls, value: int | list[int]) -> int | list[int]:
-        if isinstance(value, list) and value[0] > value[1]:
-            raise PydanticCustomError("range", "expected [low, high], low first")
-        return value
 
 
 class EvalConfig(Section):
