@@ -80,6 +80,16 @@ def test_without_a_choice_the_seeds_that_are_left_are_told() -> None:
     assert points[0].failed == ["seed=0"]
 
 
+def test_method_and_rank_can_be_chosen_too() -> None:
+    made = grid("adapter.method=lora,lorap", "adapter.rank=8,16", choose=("adapter.method", "adapter.rank"))
+    validation = {"lora": {8: 3, 16: 2.5}, "lorap": {8: 1, 16: 2}}
+    [point] = points_of(
+        made, results(made, lambda cell: (validation[cell.config.adapter.method][cell.config.adapter.rank], 5))
+    )
+    assert (point.line, point.method, point.rank, point.trainable_parameters) == ("best method", "lorap", 8, 8000)
+    assert point.at_edge == ["adapter.rank"]
+
+
 def test_edges() -> None:
     assert at_edge(1e-3, [1e-3, 1e-2])
     assert at_edge(4, [4])

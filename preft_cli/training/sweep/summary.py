@@ -50,11 +50,12 @@ def _point(
         kept = cells
     chosen = {key: kept[0].settings[key] for key in chosen_keys} if kept else {}
     measured = {cell.seed: cell.held_out.adapter for cell in kept if cell.held_out}
+    shown = kept[0] if kept else cells[0]
     return Point(
-        line=line_name(grid, cells[0]),
+        line=line_name(grid, shown),
         settings={key: cells[0].settings[key] for key in own},
-        method=cells[0].method,
-        rank=cells[0].rank,
+        method=shown.method,
+        rank=shown.rank,
         trainable_parameters=next((cell.trainable_parameters for cell in kept if cell.trainable_parameters), None),
         held_out=Losses.of(measured) if measured else None,
         chosen=chosen,
@@ -88,7 +89,8 @@ def line_name(grid: Grid, cell: CellResult) -> str:
     axes = [axis for axis in grid.axes if axis.name not in grid.choose and not _is_told(axis)]
     further = [key for axis in axes for key in axis.keys if key not in (SEED, METHOD)]
     short = short_names(key for axis in grid.axes for key in axis.keys)
-    return ", ".join([cell.method, *(f"{short[key]} {value_text(cell.settings[key])}" for key in further)])
+    method = "best method" if any(METHOD in name.split(":") for name in grid.choose) else cell.method
+    return ", ".join([method, *(f"{short[key]} {value_text(cell.settings[key])}" for key in further)])
 
 
 def _is_told(axis: Axis) -> bool:
