@@ -48,14 +48,14 @@ def unused_ids(prepared: Prepared, count: int) -> list[int]:
 def with_extra(prepared: Prepared, extra: list[int]) -> Prepared:
     """The same rows, each prompt with `extra` at its end."""
 
-    def longer(split: TokenisedRows | None) -> TokenisedRows | None:
-        return split and replace(split, rows=[replace(row, prompt_ids=row.prompt_ids + extra) for row in split.rows])
+    def longer(split: TokenisedRows) -> TokenisedRows:
+        return replace(split, rows=[replace(row, prompt_ids=row.prompt_ids + extra) for row in split.rows])
 
     return replace(
         prepared,
         train=longer(prepared.train),
-        validation=longer(prepared.validation),
-        held_out=longer(prepared.held_out),
+        validation=prepared.validation and longer(prepared.validation),
+        held_out=prepared.held_out and longer(prepared.held_out),
     )
 
 

@@ -160,6 +160,16 @@ def test_the_plan(base: Path, root: Path) -> None:
     assert (plan.jobs, plan.first.rows) == (2, 8)
     assert [problem for problem in plan.problems if "holds files but no run" in problem]
     assert plan_sweep(grid(base, "adapter.rank=3"), root, resume=True, overwrite=False, jobs=1).problems == []
+    batches = plan_sweep(grid(base, "train.batch_size=2,8", max_steps=None), root, resume=True, overwrite=False, jobs=1)
+    assert [cell.steps for cell in batches.cells] == [4, 1]
+
+
+def test_processes_in_processes_are_refused(base: Path, root: Path) -> None:
+    made = grid(base, "adapter.rank=2,4", num_processes=2)
+    with pytest.raises(UserError, match=r"--jobs runs cells side by side"):
+        run_sweep(made, root, jobs=2)
+    [problem] = plan_sweep(made, root, resume=False, overwrite=False, jobs=2).problems
+    assert "train.num_processes" in problem
 
 
 def test_ctrl_c_keeps_a_checkpoint_and_what_is_done(

@@ -39,13 +39,18 @@ class SweepPlan(BaseModel):
     problems: list[str] = Field(description="What would stop the sweep at once.")
 
 
+JOBS_OF_PROCESSES = "--jobs runs cells side by side, and train.num_processes gives one cell several: use one of them"
+
+STEPS_HANG_ON = {"epochs", "max_steps", "batch_size", "gradient_accumulation_steps", "num_processes", "packing"}
+
+
 def plan_sweep(grid: Grid, root: Path, *, resume: bool, overwrite: bool, jobs: int) -> SweepPlan:
     """The plan of `grid`; reads the data files, writes nothing."""
     plans: dict[str, TrainPlan] = {}
     cells: list[PlannedCell] = []
     for cell in grid.cells:
-        # What the number of steps hangs on; the files are read once for each.
-        key = f"{rows_key(cell.config)} {cell.config.train.epochs} {cell.config.train.max_steps}"
+        # The files are read once for all cells of as many steps.
+        key = f"{rows_key(cell.config)} {cell.config.train.model_dump(include=STEPS_HANG_ON)}"
         plan = plans[key] = plans.get(key) or plan_train(cell.config, root)
         output_dir = folder_of(cell, root).path
         cells.append(
@@ -58,6 +63,8 @@ def plan_sweep(grid: Grid, root: Path, *, resume: bool, overwrite: bool, jobs: i
             )
         )
     problems = [problem for plan in plans.values() for problem in plan.problems]
+    if jobs > 1 and any(cell.config.train.num_processes > 1 for cell in grid.cells):
+        problems.append(JOBS_OF_PROCESSES)
     try:
         check_folders(grid, root, resume=resume, overwrite=overwrite)
     except UserError as refused:

@@ -22,6 +22,7 @@ from preft_cli.training.sweep.cell import Preparer, done, run_cell
 from preft_cli.training.sweep.folders import check_folders, clear, read_result, state_of, summary_path
 from preft_cli.training.sweep.grid import Cell, Grid
 from preft_cli.training.sweep.notes import comparable, notes_of
+from preft_cli.training.sweep.plan import JOBS_OF_PROCESSES
 from preft_cli.training.sweep.result import CellResult, SweepResult
 from preft_cli.training.sweep.summary import points_of
 from preft_cli.training.sweep.workers import run_in_processes
@@ -46,6 +47,8 @@ def run_sweep(
     # As in `train`: Hugging Face's libraries and OpenMP read these when they are first loaded.
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     wait_politely()
+    if jobs > 1 and any(cell.config.train.num_processes > 1 for cell in grid.cells):
+        raise UserError(JOBS_OF_PROCESSES, 2)
     check_folders(grid, root, resume=resume, overwrite=overwrite)
     finished = [cell for cell in grid.cells if resume and state_of(cell, root) == "finished"]
     found = {cell.name: done(cell, read_result(cell, root)) for cell in finished}
