@@ -25,6 +25,8 @@ NO_PROMPT = (
     '{"prompt": …, "completion": …}, or write conversations'
 )
 """Of plain text."""
+UNREAD = ("images", "image", "videos", "video", "audios", "audio", "chat_template_kwargs")
+"""Fields of a record that other trainers take, which change what the model reads."""
 SHAREGPT_ROLES = {
     "system": "system",
     "human": "user",
@@ -49,11 +51,17 @@ def turns_of(record: Any, where: str) -> list[Turn]:
     if len(present) != 1:
         found = f"both {' and '.join(present)}" if present else keys(record)
         raise FormatError(f"found {found}; expected one of {EXPECTED}")
+    for name in UNREAD:
+        if record.get(name):
+            raise FormatError(f'found "{name}": a row that was trained without it would not be the one you wrote')
     return FORMATS[present[0]](record, where)
 
 
 def _messages(record: dict[str, Any], where: str) -> list[Turn]:
-    return _split(record, [read_message(m, n) for n, m in _numbered(record, "messages")], where)
+    messages = [read_message(m, n) for n, m in _numbered(record, "messages")]
+    if record.get("system") and messages[0].role == "system":
+        raise FormatError('found "system" beside a system message; keep one of them')
+    return _split(record, [*_system(record), *messages], where)
 
 
 def _sharegpt(record: dict[str, Any], where: str) -> list[Turn]:
@@ -85,6 +93,8 @@ def _alpaca(record: dict[str, Any], where: str) -> list[Turn]:
 def _plain(record: dict[str, Any], where: str) -> list[Turn]:
     if record.get("tools"):
         raise FormatError('found "tools" beside "prompt"; a text prompt takes none: write "messages"')
+    if record.get("system"):
+        raise FormatError('found "system" beside "prompt"; a text prompt has none: write "messages"')
     prompt, completion = _text(record, "prompt"), _text(record, "completion")
     if not completion:
         raise FormatError('"completion" is empty: there is nothing to learn')

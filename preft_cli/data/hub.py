@@ -40,5 +40,11 @@ def hub_records(repo_id: str, path: Path, setting: str, split: str) -> Iterator[
                 f"Hub: {reason}. Check the name and train.split; connect to the network; log in with `hf auth login` if it "
                 "is private or gated; or fetch it elsewhere and give the path of a .jsonl or .parquet file."
             ) from error
-    for number, row in enumerate(rows, start=1):
-        yield f"{repo_id}:row {number}", as_record(row)
+    for number in range(len(rows)):
+        where = f"{repo_id}:row {number + 1}"
+        try:
+            row = rows[number]
+        except Exception as error:  # a column of images or sound whose files do not decode
+            reason = str(error).partition("\n")[0]
+            raise UserError(f"{setting}: {where} cannot be read: {type(error).__name__}: {reason}") from error
+        yield where, as_record(row)

@@ -42,7 +42,8 @@ class TrainPlan(BaseModel):
 
 
 def plan_train(config: PreftConfig, root: Path) -> TrainPlan:
-    """The plan for `config`, whose relative paths start at `root`. Reads the data files, writes nothing."""
+    """The plan for `config`, whose relative paths start at `root`. Reads the data files (those of the Hub come into its cache),
+    and writes nothing else."""
     train, problems = config.train, setting_problems(config)
     counts: dict[str, int] = {}
     for setting, file in data_files(config, root).items():

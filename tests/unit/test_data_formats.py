@@ -59,6 +59,12 @@ def test_alpaca_input_follows_the_instruction(tmp_path: Path) -> None:
     assert prompt == (Message("system", "s"), Message("user", "x\n\nz"))
 
 
+def test_a_system_prompt_beside_the_messages_comes_first(tmp_path: Path) -> None:
+    (tmp_path / "data.jsonl").write_text(json.dumps({"system": "Be a pirate.", "messages": CHAT}))
+    [turn] = read_turns(tmp_path / "data.jsonl")
+    assert [message.text for message in turn.prompt][0] == "Be a pirate."  # type: ignore[union-attr]
+
+
 def test_sharegpt_system_comes_first(tmp_path: Path) -> None:
     chat = [{"from": "human", "value": "x"}, {"from": "gpt", "value": "y"}]
     ((prompt, _),) = turns(tmp_path, {"system": "s", "conversations": chat})
@@ -126,6 +132,12 @@ def test_byte_order_mark_and_windows_line_ends(tmp_path: Path) -> None:
         ({"messages": [CHAT[0], {"role": "assistant", "content": ""}]}, "message 2: the assistant's answer is empty"),
         ({"conversations": [{"from": "bot", "value": "x"}]}, "turn 1: found \"from\": 'bot'; expected one of system"),
         ({"instruction": "x", "output": None}, '"output": found null; expected text'),
+        ({"messages": CHAT, "images": ["a.png"]}, 'found "images": a row that was trained without it'),
+        ({"prompt": "x", "completion": "y", "system": "s"}, 'found "system" beside "prompt"'),
+        (
+            {"messages": [{"role": "system", "content": "a"}, *CHAT], "system": "b"},
+            'found "system" beside a system message',
+        ),
         ({"instruction": "x", "output": "y", "history": [["a", "b"]]}, 'found "history"'),
         ('{"messages": ', "not JSON: Expecting value"),
         ("[" * 100_000, "nested too deeply"),

@@ -190,3 +190,6 @@ def test_losses_on_other_rows_do_not_count() -> None:
     noted = notes_of([first, second.model_copy(update={"git_commit": "abc"})])
     assert noted == ["the runs are of several commits of preft: None, abc"]
     assert json.loads(first.model_dump_json())["held_out"]["digest"] == "rows"
+    assert first.held_out is not None
+    quantised = first.model_copy(update={"held_out": first.held_out.model_copy(update={"base": 9.0})})
+    assert "the base model's own loss is" in notes_of([first, quantised])[0]

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 
 from preft_cli.training.sweep.result import CellResult
 
+SAME_BASE = 1e-3
+"""The base model's losses of two runs may differ by so much, as a share, before it is worth a word: rounding."""
+
 
 def comparable(cells: Sequence[CellResult]) -> list[CellResult]:
     """The cells, where those that were measured on other rows than the first one have no losses, but an error.
@@ -39,6 +42,12 @@ def notes_of(cells: Sequence[CellResult]) -> list[str]:
         for what, of in differing.items()
         if len(of) > 1
     ]
+    bases = [cell.held_out.base for cell in done if cell.held_out]
+    if bases and max(bases) - min(bases) > SAME_BASE * min(bases):
+        notes.append(
+            f"the base model's own loss is {min(bases):.3f} to {max(bases):.3f}, by type or quantisation: the line and the "
+            f"changes are of the first run's, {bases[0]:.3f}"
+        )
     shortened = {cell.held_out.dropped for cell in done if cell.held_out and cell.held_out.dropped}
     if shortened:
         notes.append(f"{max(shortened)} held-out rows were longer than train.max_length and are not counted")
