@@ -42,8 +42,10 @@ class TrainPlan(BaseModel):
 
 
 def plan_train(config: PreftConfig, root: Path) -> TrainPlan:
-    """The plan for `config`, whose relative paths start at `root`. Reads the data files (those of the Hub come into its cache),
-    and writes nothing else."""
+    """The plan for `config`, whose relative paths start at `root`.
+
+    Reads the data files, which brings those of the Hub into its cache, and writes nothing else.
+    """
     train, problems = config.train, setting_problems(config)
     counts: dict[str, int] = {}
     for setting, file in data_files(config, root).items():

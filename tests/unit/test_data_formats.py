@@ -62,7 +62,7 @@ def test_alpaca_input_follows_the_instruction(tmp_path: Path) -> None:
 def test_a_system_prompt_beside_the_messages_comes_first(tmp_path: Path) -> None:
     (tmp_path / "data.jsonl").write_text(json.dumps({"system": "Be a pirate.", "messages": CHAT}))
     [turn] = read_turns(tmp_path / "data.jsonl")
-    assert [message.text for message in turn.prompt][0] == "Be a pirate."  # type: ignore[union-attr]
+    assert turn.prompt[0].text == "Be a pirate."  # type: ignore[union-attr]
 
 
 def test_sharegpt_system_comes_first(tmp_path: Path) -> None:
