@@ -14,22 +14,11 @@ from preft_cli.errors import UserError
 from preft_cli.training import processes
 from preft_cli.training.output import RunFolder
 
-INSTALL = {"tensorboard": "preft[train]", "wandb": "wandb"}
 
-
-def check_boards(config: PreftConfig) -> list[str]:
-    """The boards that this run reports to.
-
-    Raises:
-        UserError: one that was asked for is not installed. The default one is left out then.
-    """
+def present_boards(config: PreftConfig) -> list[str]:
+    """The boards that this run reports to. What was asked for is installed (`setting_problems`); the default may be not."""
     wanted = list(dict.fromkeys(config.train.report_to))
     missing = [name for name in wanted if find_spec(name) is None]
-    if missing and "report_to" in config.train.model_fields_set:
-        raise UserError(
-            f"train.report_to: {missing[0]} is not installed: pip install '{INSTALL[missing[0]]}', or leave it out",
-            exit_code=2,
-        )
     if missing:
         say("tensorboard is not installed (pip install 'preft[train]'): metrics.jsonl holds the same numbers")
     return [name for name in wanted if name not in missing]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from preft_cli.data.read import is_hub_id
 from preft_cli.errors import UserError
 from preft_cli.training import processes
 from preft_cli.training.output import RunFolder
+
+INSTALL = {"tensorboard": "preft[train]", "wandb": "wandb", "bitsandbytes": "bitsandbytes>=0.46"}
 
 
 class TrainPlan(BaseModel):
@@ -38,7 +41,9 @@ class TrainPlan(BaseModel):
     steps: int | None = Field(
         description="Optimizer steps if no row is dropped; with packing only known if max_steps is set."
     )
-    problems: list[str] = Field(description="What would stop the run at once.")
+    problems: list[str] = Field(
+        description="What would stop the run at once, as far as it is known without the base model."
+    )
 
 
 def plan_train(config: PreftConfig, root: Path) -> TrainPlan:
@@ -77,7 +82,7 @@ def plan_train(config: PreftConfig, root: Path) -> TrainPlan:
 
 def setting_problems(config: PreftConfig) -> list[str]:
     """Settings that no run can do as they say, known without data, weights or a GPU."""
-    return [problem for find in (_name, _evaluations, _processes) if (problem := find(config))]
+    return [problem for find in (_name, _evaluations, _processes, _packages) if (problem := find(config))]
 
 
 def _name(config: PreftConfig) -> str | None:
@@ -110,6 +115,18 @@ def _processes(config: PreftConfig) -> str | None:
     if train.parallel == "fsdp" and train.quantize_base:
         return "train.quantize_base: a quantised base is not shared among processes; use train.parallel: ddp"
     return None
+
+
+def _packages(config: PreftConfig) -> str | None:
+    """What was asked for by name and is not installed."""
+    train = config.train
+    asked = {name: "train.report_to" for name in train.report_to if "report_to" in train.model_fields_set}
+    if train.quantize_base:
+        asked["bitsandbytes"] = "train.quantize_base"
+    missing = next((name for name in asked if find_spec(name) is None), None)
+    if missing is None:
+        return None
+    return f"{asked[missing]}: {missing} is not installed: pip install '{INSTALL[missing]}', or leave it out"
 
 
 def as_launched(config: PreftConfig) -> PreftConfig:

@@ -31,6 +31,7 @@ def plot_losses(rows: list[dict[str, Any]], path: Path, title: str, kept_step: i
             axes.plot(list(curve), list(curve.values()), color=colour, marker="o", linestyle=":", label=label)
     axes.axvline(kept_step, color="black", linewidth=0.8, label=f"kept: step {kept_step}")
     axes.set(xlabel="step", ylabel="loss per completion token (nats)", title=title)
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.grid(alpha=0.3)
     axes.legend()
     aside = path.with_name(f".{path.name}.tmp")

@@ -17,7 +17,7 @@ from preft_cli.methods import PARTS, parts_of
 from preft_cli.models import BaseModel, resolve
 from preft_cli.training.apart import Apart, keep_apart
 from preft_cli.training.arrange import pack_all
-from preft_cli.training.boards import check_boards
+from preft_cli.training.boards import present_boards
 from preft_cli.training.device import Precision, check_devices, choose_precision
 from preft_cli.training.quantise import check_quantised
 
@@ -54,7 +54,7 @@ def prepare(config: PreftConfig, root: Path) -> Prepared:
     """
     check_devices(config.train)
     check_quantised(config.train.quantize_base)
-    present = check_boards(config)
+    present = present_boards(config)
     turns = {setting: file.read() for setting, file in data_files(config, root).items()}
     base = resolve(config.model.base, root)
     tokens = load_tokens(config, root, base)
@@ -112,7 +112,7 @@ def prepare_again(prepared: Prepared, config: PreftConfig) -> Prepared:
         precision=choose_precision(config.train.dtype),
         apart=apart,
         sequences=_sequences(prepared.train.rows, config, apart),
-        boards=check_boards(config),
+        boards=present_boards(config),
     )
 
 

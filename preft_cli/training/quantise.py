@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -16,16 +15,10 @@ def check_quantised(bits: str | None) -> None:
     """Refuse what could only fail when the weights are loaded.
 
     Raises:
-        UserError: bitsandbytes is not installed, or does not work here.
+        UserError: bitsandbytes does not work here.
     """
     if bits is None:
         return
-    if find_spec("bitsandbytes") is None:
-        raise UserError(
-            f"train.quantize_base: {bits} needs the package bitsandbytes, which is not installed: "
-            "pip install 'bitsandbytes>=0.46', or leave train.quantize_base out",
-            exit_code=2,
-        )
     try:
         import bitsandbytes
 

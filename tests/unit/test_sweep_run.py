@@ -162,6 +162,8 @@ def test_the_plan(base: Path, root: Path) -> None:
     assert plan_sweep(grid(base, "adapter.rank=3"), root, resume=True, overwrite=False, jobs=1).problems == []
     batches = plan_sweep(grid(base, "train.batch_size=2,8", max_steps=None), root, resume=True, overwrite=False, jobs=1)
     assert [cell.steps for cell in batches.cells] == [4, 1]
+    [problem] = plan_sweep(grid(base, "train.parallel=ddp,fsdp"), root, resume=True, overwrite=False, jobs=1).problems
+    assert problem.startswith("parallel=fsdp: train.parallel: fsdp")
 
 
 def test_processes_in_processes_are_refused(base: Path, root: Path) -> None:

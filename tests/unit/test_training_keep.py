@@ -15,7 +15,7 @@ from preft_cli import console
 from preft_cli.adapters.folder import load_trained
 from preft_cli.config.schema import PreftConfig
 from preft_cli.errors import UserError
-from preft_cli.training import boards, plot, prepare, session
+from preft_cli.training import boards, plan, plot, prepare, session
 from preft_cli.training.best import Best
 from preft_cli.training.objective import LossSum, Objective
 from preft_cli.training.plan import plan_train
@@ -189,10 +189,12 @@ def test_boards_that_are_not_installed(
     base: Path, root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(boards, "find_spec", lambda name: None)
+    monkeypatch.setattr(plan, "find_spec", lambda name: None)
     monkeypatch.setattr(session, "load_base", lambda *_: pytest.fail("loaded a model"))
     with pytest.raises(UserError, match=r"train\.report_to: wandb is not installed: pip install 'wandb'"):
         train(config(base, train={"report_to": ["wandb"]}), root)
-    assert boards.check_boards(PreftConfig()) == [], "the default is left out"
+    assert "wandb is not installed" in plan.setting_problems(config(base, train={"report_to": ["wandb"]}))[0]
+    assert boards.present_boards(PreftConfig()) == [], "the default is left out"
     assert "tensorboard is not installed" in capsys.readouterr().err
 
 

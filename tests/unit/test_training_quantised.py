@@ -11,7 +11,7 @@ import torch
 from preft_cli.adapters.folder import load_trained
 from preft_cli.errors import UserError
 from preft_cli.methods.adapted import AdaptedModel
-from preft_cli.training import quantise, session
+from preft_cli.training import plan, quantise, session
 from preft_cli.training.run import train
 from tests.unit.test_training_run import ROWS, config
 from tests.unit.tiny import save_tiny
@@ -27,9 +27,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_without_bitsandbytes(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quantise, "find_spec", lambda name: None)
+    monkeypatch.setattr(plan, "find_spec", lambda name: None)
     monkeypatch.setattr(session, "load_base", lambda *_: pytest.fail("loaded a model"))
-    with pytest.raises(UserError, match=r"quantize_base: 4bit needs the package bitsandbytes.*pip install"):
+    with pytest.raises(UserError, match=r"train\.quantize_base: bitsandbytes is not installed: pip install"):
         train(config(root / "base", train={"quantize_base": "4bit"}), root)
     quantise.check_quantised(None)
 

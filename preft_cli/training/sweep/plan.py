@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from preft_cli.errors import UserError
-from preft_cli.training.plan import TrainPlan, plan_train
+from preft_cli.training.plan import TrainPlan, plan_train, setting_problems
 from preft_cli.training.sweep.cell import rows_key
 from preft_cli.training.sweep.folders import check_folders, folder_of, state_of
 from preft_cli.training.sweep.grid import Cell, Grid
@@ -44,6 +44,12 @@ JOBS_OF_PROCESSES = "--jobs runs cells side by side, and train.num_processes giv
 STEPS_HANG_ON = {"epochs", "max_steps", "batch_size", "gradient_accumulation_steps", "num_processes", "packing"}
 
 
+def new_problems(grid: Grid, known: set[str]) -> list[str]:
+    """Settings that no run can do as they say, beside those `known`, with the first cell that has them."""
+    first = {problem: cell.name for cell in reversed(grid.cells) for problem in setting_problems(cell.config)}
+    return [f"{name}: {problem}" for problem, name in first.items() if problem not in known]
+
+
 def plan_sweep(grid: Grid, root: Path, *, resume: bool, overwrite: bool, jobs: int) -> SweepPlan:
     """The plan of `grid`; reads the data files, writes nothing."""
     plans: dict[str, TrainPlan] = {}
@@ -63,6 +69,7 @@ def plan_sweep(grid: Grid, root: Path, *, resume: bool, overwrite: bool, jobs: i
             )
         )
     problems = [problem for plan in plans.values() for problem in plan.problems]
+    problems += new_problems(grid, set(problems))
     if jobs > 1 and any(cell.config.train.num_processes > 1 for cell in grid.cells):
         problems.append(JOBS_OF_PROCESSES)
     try:

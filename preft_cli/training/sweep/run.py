@@ -67,7 +67,7 @@ def run_sweep(
                 summary.write(found)
     except InterruptedRunError as stop:
         raise UserError(
-            f"stopped; {len(found)} of {len(grid.cells)} runs are done, and checkpoints of those that were running are saved. "
+            f"stopped; {len(found)} of {len(grid.cells)} runs are done; those that had begun to train have saved a checkpoint. "
             "The same command with --resume goes on."
         ) from stop
     return summary.write(found)
