@@ -120,7 +120,9 @@ def _processes(config: PreftConfig) -> str | None:
 def _packages(config: PreftConfig) -> str | None:
     """What was asked for by name and is not installed."""
     train = config.train
-    asked = {name: "train.report_to" for name in train.report_to if "report_to" in train.model_fields_set}
+    asked: dict[str, str] = {
+        name: "train.report_to" for name in train.report_to if "report_to" in train.model_fields_set
+    }
     if train.quantize_base:
         asked["bitsandbytes"] = "train.quantize_base"
     missing = next((name for name in asked if find_spec(name) is None), None)
