@@ -15,6 +15,7 @@ def plot_losses(rows: list[dict[str, Any]], path: Path, title: str, kept_step: i
     """
     # Figure alone, without pyplot, needs no display and keeps no global state.
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.add_subplot()
@@ -31,7 +32,7 @@ def plot_losses(rows: list[dict[str, Any]], path: Path, title: str, kept_step: i
             axes.plot(list(curve), list(curve.values()), color=colour, marker="o", linestyle=":", label=label)
     axes.axvline(kept_step, color="black", linewidth=0.8, label=f"kept: step {kept_step}")
     axes.set(xlabel="step", ylabel="loss per completion token (nats)", title=title)
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
     axes.legend()
     aside = path.with_name(f".{path.name}.tmp")
