@@ -31,7 +31,8 @@ def train_sweep(
     if processes.world_size() > 1:
         raise UserError(
             "--sweep: this is one of several processes that torchrun or `accelerate launch` started, and each would run the "
-            "grid. Start it with `preft train --sweep` alone; for several processes a run set train.num_processes", 2
+            "grid. Start it with `preft train --sweep` alone; for several processes a run set train.num_processes",
+            2,
         )
     grid = parse_grid(sweeps, choose, loaded.config)
     if out is not None:

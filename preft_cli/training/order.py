@@ -20,7 +20,7 @@ LOOK_AHEAD = 64
 class Order(Sampler[int]):
     """Shuffled, but rows of one group follow each other, if possible in one batch.
 
-    Every batch has its full number of rows: where no group fits, one is split. So there are as many steps as without. The
+    Every batch has its full number of rows: where no group fits, the shortest is split. So there are as many steps as without. The
     order depends on the seed and the epoch alone, in all processes and after a resume.
     """
 
@@ -55,12 +55,13 @@ class Order(Sampler[int]):
     def _rows(self, draw: random.Random) -> Iterator[int]:
         waiting, room = deque(self._pieces(draw)), self._batch_size
         while waiting:
-            ahead = enumerate(islice(waiting, LOOK_AHEAD))
-            chosen = next((index for index, piece in ahead if len(piece) <= room), 0)
+            sizes = [len(piece) for piece in islice(waiting, LOOK_AHEAD)]
+            # If all are too long: the shortest one, so that whole batches of one group stay whole.
+            chosen = next((index for index, size in enumerate(sizes) if size <= room), sizes.index(min(sizes)))
             piece = waiting[chosen]
             del waiting[chosen]
             yield from piece
-            # What is too long for this batch goes on in the next one.
+            # What is left of it goes on in the next batch.
             room = (room - len(piece)) % self._batch_size or self._batch_size
 
     def _pieces(self, draw: random.Random) -> list[list[int]]:

@@ -46,8 +46,8 @@ def main() -> int:
 
 def _tell(message: str, exit_code: int, **kind: bool) -> int:
     """`kind`: a `user_error`, and after Ctrl-C `stopped` with a checkpoint, or `interrupted` without one."""
-    about = dict.fromkeys(("user_error", "stopped", "interrupted"), False) | kind
-    about |= {"message": message, "exit_code": exit_code}
+    kinds = dict.fromkeys(("user_error", "stopped", "interrupted"), False) | kind
+    about = {"message": message, "exit_code": exit_code, **kinds}
     write_text(Path(sys.argv[1]) / f"error-{processes.rank()}.json", json.dumps(about))
     return 1
 
