@@ -20,8 +20,8 @@ LOOK_AHEAD = 64
 class Order(Sampler[int]):
     """Shuffled, but rows of one group follow each other, if possible in one batch.
 
-    Every batch has its full number of rows: where no group fits, the shortest is split. So there are as many steps as without. The
-    order depends on the seed and the epoch alone, in all processes and after a resume.
+    Every batch has its full number of rows: where no group fits, the shortest is split. So there are as many steps as
+    without. The order depends on the seed and the epoch alone, in all processes and after a resume.
     """
 
     def __init__(
