@@ -11,6 +11,7 @@ import typer
 from preft_cli.commands.output import needs_extras, print_json, quiet_stdout
 from preft_cli.config.load import Loaded
 from preft_cli.errors import UserError
+from preft_cli.training import processes
 from preft_cli.training.sweep.grid import parse_grid
 
 
@@ -27,6 +28,12 @@ def train_sweep(
     as_json: bool,
 ) -> None:
     """Run the grid, or show its plan. Exit code 1 if a run has failed."""
+    if processes.world_size() > 1:
+        raise UserError(
+            "--sweep: this is one of several processes that torchrun or `accelerate launch` started, and each would run the "
+            "grid. Start it with `preft train --sweep` alone; for several processes a run set train.num_processes",
+            2,
+        )
     grid = parse_grid(sweeps, choose, loaded.config)
     if out is not None:
         check_out(out)

@@ -26,14 +26,16 @@ class Collator:
     pair_cost: float = 0.0
     """See `arrange`."""
 
-    def __call__(self, items: Sequence[Row] | Sequence[list[Row]]) -> dict[str, Tensor]:
-        """`items` are rows, or for each sequence the rows in it (`pack_all`).
+    def __call__(self, items: Sequence[Row | list[Row] | None]) -> dict[str, Tensor]:
+        """`items` are rows, or for each sequence the rows in it (`pack_all`). None is no row (`WithBlank`).
 
         Returns:
             `input_ids, position_ids, labels, prompt_mask, predicted_by`, each `[sequences, longest]`, as in `Packed`, and
             `attention_mask` (1: no padding); `row_tokens` `[sequences]`, what its rows would have each by itself. Where a
             sequence has more than one row, `seen_until` too.
         """
+        if all(item is None for item in items):
+            return self._blank()
         sequences = [item for item in items if isinstance(item, list)]
         rows = [item for item in items if isinstance(item, Row)]
         if rows:
@@ -63,3 +65,8 @@ class Collator:
             alone_T = torch.arange(1, length + 1)
             batch["seen_until"] = torch.where(batch["attention_mask"].bool(), seen_until_BT, alone_T)
         return batch
+
+    def _blank(self) -> dict[str, Tensor]:
+        """Something to compute that is nothing to learn: the other processes wait for the gradients of this one."""
+        batch = self([Row([self.pad_id], [self.pad_id])])
+        return batch | {"labels": batch["labels"].fill_(IGNORE), "row_tokens": torch.zeros(1, dtype=torch.long)}

@@ -22,7 +22,7 @@ from typing import Any
 
 from preft_cli.config.schema import PreftConfig
 from preft_cli.errors import UserError
-from preft_cli.training.interrupt import SIGNALS
+from preft_cli.training.interrupt import SIGNALS, InterruptedRunError
 
 WORKER = [sys.executable, "-m", "preft_cli.training.worker"]
 GRACE_S = 10.0
@@ -34,7 +34,7 @@ def launch(config: PreftConfig, root: Path, *, resume: bool, overwrite: bool) ->
     """Run the training of `config` in `train.num_processes` processes, to its end.
 
     Raises:
-        UserError: whatever stops one of them, as one message.
+        UserError: whatever stops one of them, as one message; its cause is an InterruptedRunError after Ctrl-C.
         KeyboardInterrupt: Ctrl-C before the first step, or for the second time.
     """
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # it is there, though not exported for checkers
@@ -46,8 +46,10 @@ def launch(config: PreftConfig, root: Path, *, resume: bool, overwrite: bool) ->
     number = config.train.num_processes
     with tempfile.TemporaryDirectory(prefix="preft-train-") as name:
         folder = Path(name)
-        group = [_start(rank, number, store.port, folder) for rank in range(number)]
+        group: list[subprocess.Popen[bytes]] = []
         try:
+            for rank in range(number):
+                group.append(_start(rank, number, store.port, folder))
             with _forwarded(group):
                 for process in group:
                     _give(process, job)
@@ -142,7 +144,9 @@ def _error(folder: Path, failed: dict[int, int], number: int) -> BaseException:
         if error["interrupted"]:
             return KeyboardInterrupt()
         if error["user_error"]:
-            return UserError(error["message"], error["exit_code"])
+            problem = UserError(error["message"], error["exit_code"])
+            problem.__cause__ = InterruptedRunError() if error["stopped"] else None
+            return problem
     silent = [rank for rank in failed if rank not in told]
     if told and not silent:
         rank, error = next(iter(told.items()))

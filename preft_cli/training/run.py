@@ -46,9 +46,11 @@ def train(
     folder = RunFolder((root / config.output_dir).absolute())
     if processes.is_main():
         folder.check(config, resume=resume, overwrite=overwrite)
-        if resume and folder.is_finished(config):
+    # In each process: one that went on alone would wait for the others.
+    if resume and folder.is_finished(config):
+        if processes.is_main():
             say(f"{folder.path} is finished: nothing to resume")
-            return TrainResult.model_validate_json(folder.result.read_text())
+        return TrainResult.model_validate_json(folder.result.read_text())
     if config.train.num_processes > processes.world_size():
         from preft_cli.training.launch import launch
 

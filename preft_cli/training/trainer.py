@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from preft_cli.config.schema import PreftConfig
 from preft_cli.training import processes
 from preft_cli.training.device import Precision
 from preft_cli.training.objective import Objective
-from preft_cli.training.order import SharedPromptOrder
+from preft_cli.training.order import Order, WithBlank, shared_groups
 from preft_cli.training.sharding import average_gradients
 
 NEVER = 10**9
@@ -42,12 +42,16 @@ class PromptTrainer(Trainer):  # type: ignore[misc, unused-ignore]
         save_weights: Callable[[Path], object],
         load_weights: Callable[[Path], None],
         evaluate: Callable[[], bool],
+        train_dataset: Sequence[Any],
         share_prompts: bool = False,
         sharded: bool = False,
         **kwargs: Any,
     ) -> None:
-        """`evaluate` measures the adapter as it is now and tells whether to stop early; `sharded`: see `sharding`."""
-        super().__init__(**kwargs)
+        """Trains on rows, or with packing on sequences of rows.
+
+        `evaluate` measures the adapter as it is now and tells whether to stop early; `sharded`: see `sharding`.
+        """
+        super().__init__(train_dataset=WithBlank(train_dataset), **kwargs)
         self.model_accepts_loss_kwargs = True  # makes the base class count the labels of all accumulated batches
         self.objective = objective
         self.tokens_seen = 0
@@ -63,9 +67,14 @@ class PromptTrainer(Trainer):  # type: ignore[misc, unused-ignore]
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         """With `share_prompts` the rows of one prompt follow each other."""
-        if not self._share_prompts:
-            return super()._get_train_sampler(train_dataset)
-        return SharedPromptOrder(self.train_dataset, self.args.train_batch_size, self.args.seed)
+        rows, arguments = self.train_dataset.rows, self.args
+        return Order(
+            shared_groups(rows) if self._share_prompts else [[[number]] for number in range(len(rows))],
+            arguments.train_batch_size,
+            arguments.seed,
+            epoch=lambda: int(self.state.epoch or 0),
+            num_processes=arguments.world_size,
+        )
 
     def compute_loss(
         self,

@@ -15,6 +15,7 @@ from preft_cli.config.schema import PreftConfig
 from preft_cli.errors import UserError
 from preft_cli.threads import wait_politely
 from preft_cli.training import processes
+from preft_cli.training.interrupt import InterruptedRunError
 from preft_cli.training.output import write_text
 
 
@@ -32,7 +33,8 @@ def main() -> int:
         config = PreftConfig.model_validate(job["config"])
         train(config, Path(job["root"]), resume=job["resume"], overwrite=job["overwrite"])
     except UserError as error:
-        return _tell(str(error), error.exit_code, user_error=True)
+        stopped = isinstance(error.__cause__, InterruptedRunError)
+        return _tell(str(error), error.exit_code, user_error=True, stopped=stopped)
     except KeyboardInterrupt:
         return _tell("interrupted", 130, interrupted=True)
     except Exception as error:
@@ -42,8 +44,10 @@ def main() -> int:
     return 0
 
 
-def _tell(message: str, exit_code: int, *, user_error: bool = False, interrupted: bool = False) -> int:
-    about = {"message": message, "exit_code": exit_code, "user_error": user_error, "interrupted": interrupted}
+def _tell(message: str, exit_code: int, **kind: bool) -> int:
+    """`kind`: a `user_error`, and after Ctrl-C `stopped` with a checkpoint, or `interrupted` without one."""
+    kinds = dict.fromkeys(("user_error", "stopped", "interrupted"), False) | kind
+    about = {"message": message, "exit_code": exit_code, **kinds}
     write_text(Path(sys.argv[1]) / f"error-{processes.rank()}.json", json.dumps(about))
     return 1
 

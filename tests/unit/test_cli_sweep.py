@@ -71,6 +71,18 @@ def test_bad_usage(run: Run, seen: dict[str, Any], arguments: list[str], said: s
     assert not seen
 
 
+def test_each_of_several_processes_would_run_the_grid(
+    run: Run, seen: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("preft.yaml").write_text(YAML)
+    for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK"):
+        monkeypatch.setenv(name, "2" if name == "WORLD_SIZE" else "0")
+    code, out, err = run("train", "--sweep", "adapter.rank=4,8")
+    assert (code, out) == (2, "")
+    assert "set train.num_processes" in err
+    assert not seen
+
+
 def test_dry_run(run: Run, seen: dict[str, Any]) -> None:
     Path("preft.yaml").write_text(YAML)
     row = json.dumps({"prompt": "a", "completion": "b"})

@@ -7,6 +7,8 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from accelerate.data_loader import BatchSamplerShard
+from torch.utils.data import BatchSampler
 from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3NextConfig
 
 from preft_cli.config.schema import TrainConfig
@@ -14,8 +16,9 @@ from preft_cli.data import Row
 from preft_cli.errors import UserError
 from preft_cli.training.apart import keep_apart
 from preft_cli.training.arrange import arrange, groups_of, pack_all, pair_cost
-from preft_cli.training.order import SharedPromptOrder
-from preft_cli.training.packed import pack
+from preft_cli.training.collate import Collator
+from preft_cli.training.order import Order, WithBlank, shared_groups
+from preft_cli.training.packed import IGNORE, pack
 
 
 def rows_of(seed: int, prompts: int = 40, system: int = 5) -> list[Row]:
@@ -68,26 +71,82 @@ def test_groups_go_by_ids() -> None:
     assert groups_of(rows) == [[2, 3, 4, 1], [5], [6], [0]]
 
 
+def order_of(rows: list[Row], batch_size: int, *, seed: int = 0, epoch: int = 0) -> list[int]:
+    return list(Order(shared_groups(rows), batch_size, seed, lambda: epoch))
+
+
 @pytest.mark.parametrize("batch_size", [1, 3, 8, 500])
 def test_order_has_every_row_once_and_another_order_each_epoch(batch_size: int) -> None:
     rows = rows_of(0)
-    order = SharedPromptOrder(rows, batch_size, seed=7)
-    first = list(order)
-    assert sorted(first) == list(range(len(order)))
-    assert len(order) == len(rows)
-    order.set_epoch(1)
-    second = list(order)
-    assert sorted(second) == sorted(first)
+    order, first, second = (order_of(rows, batch_size, seed=7, epoch=epoch) for epoch in (0, 0, 1))
+    assert order == first, "what a resumed run and other processes see"
+    assert sorted(first) == sorted(second) == list(range(len(rows)))
     assert second != first
-    again = SharedPromptOrder(rows, batch_size, seed=7)
-    again.set_epoch(1)
-    assert list(again) == second, "what a resumed run and other processes see"
-    assert list(SharedPromptOrder(rows, batch_size, seed=8)) != first
+    assert order_of(rows, batch_size, seed=8) != first
+
+
+def test_order_shuffles_within_groups() -> None:
+    """Twelve answers to one prompt, twelve turns of one conversation, and a row alone: other batches in each epoch."""
+    one, turns = [Row([1, 2], [9])] * 12, [Row([3] * n, [9]) for n in range(1, 13)]
+    for rows in (one, turns):
+        seen, computed = set(), 0
+        for epoch in range(20):
+            order = order_of([*rows, Row([4], [9])], 4, epoch=epoch)
+            assert sorted(order) == list(range(13))
+            batches = [[n for n in order[start : start + 4] if n != 12] for start in range(0, 13, 4)]
+            seen |= {frozenset(batch) for batch in batches}
+            computed += sum(len(rows[n].prompt_ids) for n in map(max, filter(None, batches)))
+        assert len(seen) > 10
+        least = 8 if rows is one else 24
+        assert computed / 20 <= 1.7 * least, "neighbours are far from each other"
+
+
+def test_whole_batches_stay_whole() -> None:
+    """Of 13 answers each, in batches of 8: as many prompts in all batches together as there must be, and some more."""
+    rows = [Row([n // 13], [9]) for n in range(13 * 200)]
+    order = order_of(rows, 8)
+    batches = [{n // 13 for n in order[start : start + 8]} for start in range(0, len(order), 8)]
+    assert sum(map(len, batches)) <= 1.35 * 400
+
+
+def test_long_groups_are_shuffled_among_the_rest() -> None:
+    rows = [Row([1], [9])] * 40 + [Row([n], [9]) for n in range(2, 42)]
+    for epoch in range(5):
+        order = order_of(rows, 4, epoch=epoch)
+        whole = [start for start in range(0, 80, 4) if all(n < 40 for n in order[start : start + 4])]
+        assert len(whole) == 10, "nothing is cut that fits"
+        assert whole != list(range(whole[0], whole[0] + 40, 4)), "one after another"
+
+
+@pytest.mark.parametrize(("batch_size", "blank"), [(1, 1), (2, 1), (3, 5), (10, 13)])
+def test_no_row_comes_twice_with_several_processes(batch_size: int, blank: int) -> None:
+    """As Accelerate deals batches out."""
+    rows = [Row([n], [n]) for n in range(7)]
+    sampler = BatchSampler(Order(shared_groups(rows), batch_size, seed=0, num_processes=2), batch_size, drop_last=False)
+    shards = [list(BatchSamplerShard(sampler, num_processes=2, process_index=index)) for index in range(2)]
+    assert len(shards[0]) == len(shards[1])
+    dealt = [WithBlank(rows)[n] for shard in shards for batch in shard for n in batch]
+    assert sorted(row.prompt_ids[0] for row in dealt if row) == list(range(7))
+    assert dealt.count(None) == blank
+    assert len(Order(shared_groups(rows), batch_size, seed=0)) == 7, "one process has no need of it"
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_blank_batch_teaches_nothing(side: Any) -> None:
+    collate = Collator(side=side, share_prompts=True)
+    row = Row([1, 2], [3])
+    assert {name: tensor.tolist() for name, tensor in collate([None, row, None]).items()} == {
+        name: tensor.tolist() for name, tensor in collate([row]).items()
+    }
+    blank = collate([None, None])
+    assert set(blank) == set(collate([row]))
+    assert (blank["labels"] == IGNORE).all()
+    assert int(blank["row_tokens"].sum()) == 0
 
 
 def test_order_splits_few_groups() -> None:
     rows = rows_of(1)
-    order = list(SharedPromptOrder(rows, 8, seed=0))
+    order = order_of(rows, 8)
     batches = [set(order[start : start + 8]) for start in range(0, len(order), 8)]
     split = sum(not any(set(group) <= batch for batch in batches) for group in groups_of(rows))
     assert split <= len(batches) // 4

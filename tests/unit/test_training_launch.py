@@ -8,6 +8,8 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -15,7 +17,10 @@ from preft_cli.config.schema import PreftConfig
 from preft_cli.errors import UserError
 from preft_cli.training import launch as launching
 from preft_cli.training import plan, processes
+from preft_cli.training.interrupt import InterruptedRunError
 from preft_cli.training.launch import launch
+from preft_cli.training.sweep.cell import run_cell
+from tests.unit.sweeps import grid
 
 # As `worker`, without what takes long: torch.
 START = """
@@ -24,7 +29,7 @@ from pathlib import Path
 pipe = open(0, "rb", buffering=0)
 job, rank, folder = json.loads(pipe.readline()), int(os.environ["RANK"]), Path(sys.argv[1])
 def fail(message, user_error=True, interrupted=False):
-    about = {"message": message, "exit_code": 2, "user_error": user_error, "interrupted": interrupted}
+    about = {"message": message, "exit_code": 2, "user_error": user_error, "interrupted": interrupted, "stopped": False}
     (folder / f"error-{rank}.json").write_text(json.dumps(about))
     sys.exit(1)
 """
@@ -103,6 +108,44 @@ fail(f"stopped, {{len(seen)}} signal")
 def test_ctrl_c_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(KeyboardInterrupt):
         start(monkeypatch, 'fail("interrupted", False, True)')
+
+
+# The real worker, whose run is stopped by Ctrl-C.
+STOPPED = """
+from preft_cli.errors import UserError
+from preft_cli.training import run, worker
+from preft_cli.training.interrupt import InterruptedRunError
+def train(*arguments, **options):
+    raise UserError("stopped at step 3") from InterruptedRunError()
+run.train = train
+raise SystemExit(worker.main())
+"""
+
+
+def test_ctrl_c_ends_a_sweep(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What was stopped is no run that has failed, after which the next one begins."""
+    monkeypatch.setattr(launching, "WORKER", [sys.executable, "-c", STOPPED])
+    cell = grid("train.num_processes=2").cells[0]
+    with pytest.raises(InterruptedRunError):
+        run_cell(cell, tmp_path, Mock(), resume=False)
+
+
+def test_nobody_is_left_where_one_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    group, original = [], launching._start
+
+    def one_alone(*place: Any) -> Any:
+        if group:
+            raise BlockingIOError("Resource temporarily unavailable")
+        group.append(original(*place))
+        return group[0]
+
+    monkeypatch.setattr(launching, "_start", one_alone)
+    with pytest.raises(BlockingIOError):
+        start(monkeypatch, "time.sleep(60)")
+    try:
+        assert group[0].poll() is not None
+    finally:
+        group[0].kill()
 
 
 def test_started_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ import torch
 from preft_cli.adapters.folder import load_trained
 from preft_cli.config.schema import PreftConfig
 from preft_cli.errors import UserError
-from preft_cli.training import callbacks, session
+from preft_cli.training import callbacks, run, session
 from preft_cli.training.objective import LossSum, Objective
 from preft_cli.training.output import RunFolder
 from preft_cli.training.plan import plan_train
@@ -222,12 +222,21 @@ def test_settings_are_checked_before_a_model_is_loaded(base: Path, root: Path, m
         train(config(Path("random:smollm2-135m")), root)
 
 
-def test_existing_folders(base: Path, root: Path) -> None:
+def test_existing_folders(base: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     short = config(base, train={"max_steps": 2})
     first = train(short, root)
     with pytest.raises(UserError, match=r"is not empty. Give --resume .* --overwrite"):
         train(short, root)
     assert train(short, root, resume=True) == first, "a finished run has nothing to resume"
+    with monkeypatch.context() as second:
+        for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK"):
+            second.setenv(name, "2" if name == "WORLD_SIZE" else "1")
+        second.setattr(run, "_train", lambda *_, **__: pytest.fail("waits for the first of the processes"))
+        folder = RunFolder(root / "runs" / "tiny")
+        recorded = folder.config.read_text()
+        folder.config.write_text(recorded.replace("num_processes: 1", "num_processes: 2"))
+        assert train(short, root, resume=True) == first
+        folder.config.write_text(recorded)
     assert train(short, root, overwrite=True).digest == first.digest
     with pytest.raises(UserError, match="give one of them"):
         train(short, root, resume=True, overwrite=True)

@@ -37,8 +37,8 @@ def main() -> int:
     with patch.context() as stopped:
         keep_share(stopped)
         if processes.rank() == 1:
-            stop_after(stopped, 2, lambda: os.kill(os.getpid(), signal.SIGINT))
-        refused(configs["fsdp"], root, "stopped at step 3 of 6; a checkpoint is saved")
+            stop_after(stopped, 3, lambda: os.kill(os.getpid(), signal.SIGINT))
+        refused(configs["fsdp"], root, "stopped at step 4 of 6; a checkpoint is saved")
     return worker.main()
 
 
