@@ -48,12 +48,12 @@ def train(
         folder.check(config, resume=resume, overwrite=overwrite)
         if resume and folder.is_finished(config):
             say(f"{folder.path} is finished: nothing to resume")
-            return TrainResult.model_validate_json(folder.result.read_text())
+            return folder.read_result()
     if config.train.num_processes > processes.world_size():
         from preft_cli.training.launch import launch
 
         launch(config, root, resume=resume, overwrite=overwrite)
-        return TrainResult.model_validate_json(folder.result.read_text())
+        return folder.read_result()
     with processes.quiet_others():
         return _train(config, root, folder, resume=resume, prepared=prepared)
 

@@ -11,11 +11,11 @@ import traceback
 from io import FileIO
 from pathlib import Path
 
+from engine_patch.store.atomic import atomic_write
 from preft_cli.config.schema import PreftConfig
 from preft_cli.errors import UserError
 from preft_cli.threads import wait_politely
 from preft_cli.training import processes
-from preft_cli.training.output import write_text
 
 
 def main() -> int:
@@ -44,7 +44,7 @@ def main() -> int:
 
 def _tell(message: str, exit_code: int, *, user_error: bool = False, interrupted: bool = False) -> int:
     about = {"message": message, "exit_code": exit_code, "user_error": user_error, "interrupted": interrupted}
-    write_text(Path(sys.argv[1]) / f"error-{processes.rank()}.json", json.dumps(about))
+    atomic_write(Path(sys.argv[1]) / f"error-{processes.rank()}.json", [json.dumps(about).encode()])
     return 1
 
 
