@@ -24,7 +24,9 @@ FILE = "best.safetensors"
 class Best:
     """Of the adapters that were evaluated so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, rows: str | None = None) -> None:
+        """`rows`: digest of those that are evaluated, if there are any; losses on others do not compare."""
+        self.rows = rows
         self.step: int | None = None
         """None: nothing was evaluated yet."""
         self.loss = math.inf
@@ -32,9 +34,12 @@ class Best:
         """Evaluations since then, none of them better."""
         self.state: dict[str, Tensor] = {}
         """Its parameters as they are trained."""
+        self.last: tuple[int, float] | None = None
+        """Step and loss of the last evaluation."""
 
     def offer(self, step: int, loss: float, state: Callable[[], dict[str, Tensor]]) -> None:
         """One more evaluation, of the adapter whose `state` that is. A loss that is no number is no gain."""
+        self.last = step, loss
         if loss < self.loss:
             self.step, self.loss, self.misses, self.state = step, loss, 0, state()
         else:
@@ -42,14 +47,14 @@ class Best:
 
     def save(self, folder: Path) -> None:
         """Write everything into a checkpoint."""
-        about = {"step": self.step, "loss": self.loss, "misses": self.misses}
+        about = {name: getattr(self, name) for name in ("rows", "step", "loss", "misses", "last")}
         save_file(self.state, folder / FILE, metadata={"preft": json.dumps(about)})
 
     def load(self, folder: Path) -> None:
         """Go on from what `save` wrote.
 
         Raises:
-            UserError: the file is missing or damaged.
+            UserError: the file is missing or damaged, or its losses are of other rows.
         """
         path = folder / FILE
         try:
@@ -57,7 +62,14 @@ class Best:
                 about = json.loads((file.metadata() or {})["preft"])
                 self.state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             self.step, self.loss, self.misses = about["step"], float(about["loss"]), int(about["misses"])
+            self.last = tuple(about["last"]) if about["last"] else None
+            other_rows = self.step is not None and about["rows"] != self.rows
         except (OSError, ValueError, KeyError, SafetensorError) as error:
             raise UserError(
                 f"{path} is missing or damaged, so that run cannot be continued: {error}. Start anew with --overwrite"
             ) from error
+        if other_rows:
+            raise UserError(
+                f"--resume: {folder} was evaluated on other rows than those of train.validation_file (or else eval.file) now, "
+                "so which adapter is best cannot be told. Put the rows back, or start anew with --overwrite"
+            )

@@ -61,7 +61,8 @@ class Collator:
         }
         if any(len(sequence) > 1 for sequence in sequences):
             seen_until_BT = padded([one.seen_until for one in packed], 0) + starts_B1
-            # Padding sees itself alone: attention over nothing at all is not a number.
+            # Padding sees itself alone: attention over nothing at all is 0 / 0. Some kernels make zeros of it, some NaN, which
+            # the next layer's weight of zero for padding would not stop from reaching every row.
             alone_T = torch.arange(1, length + 1)
             batch["seen_until"] = torch.where(batch["attention_mask"].bool(), seen_until_BT, alone_T)
         return batch

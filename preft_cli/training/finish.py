@@ -5,13 +5,13 @@ from __future__ import annotations
 from importlib import metadata
 
 from engine_patch.adapter import Adapter
+from engine_patch.store.atomic import atomic_write
 from preft_cli.bench.machine import commit, hardware, versions
 from preft_cli.console import say
 from preft_cli.methods import parts_of
 from preft_cli.training import processes
 from preft_cli.training.beside import earlier_runs, rows_digest
 from preft_cli.training.memory import peak_memory
-from preft_cli.training.output import write_text
 from preft_cli.training.plot import plot_losses
 from preft_cli.training.result import HeldOutLoss, LastAdapter, TrainResult
 from preft_cli.training.session import Session
@@ -34,7 +34,7 @@ def finish(session: Session) -> TrainResult:
     if processes.is_main():
         title = f"{session.config.adapter.name} on {session.config.model.base}"
         plot_losses(session.metrics.rows(), session.folder.plot, title, kept)
-        write_text(session.folder.result, result.model_dump_json(indent=2) + "\n")
+        atomic_write(session.folder.result, [result.model_dump_json(indent=2).encode() + b"\n"])
     return result
 
 

@@ -10,6 +10,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from engine_patch.store.atomic import atomic_write
+
 
 class Metrics:
     """Appends rows to the file; a row is on disk when the call returns."""
@@ -38,9 +40,7 @@ class Metrics:
         if not self._writes:
             return
         kept = [row for row in self.rows() if row["step"] <= step and row.get("which") != "base"]
-        aside = self.path.with_name(f".{self.path.name}.tmp")
-        aside.write_text("".join(json.dumps(row) + "\n" for row in kept))
-        aside.replace(self.path)
+        atomic_write(self.path, [json.dumps(row).encode() + b"\n" for row in kept])
 
     def _append(self, row: dict[str, Any]) -> None:
         if self._writes:

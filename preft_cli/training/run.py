@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from preft_cli.console import say
 from preft_cli.errors import UserError
 from preft_cli.threads import wait_politely
 from preft_cli.training import processes
+from preft_cli.training.lock import only_writer
 from preft_cli.training.output import RunFolder
 from preft_cli.training.plan import as_launched, setting_problems
 from preft_cli.training.result import TrainResult
@@ -44,20 +46,23 @@ def train(
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     wait_politely()
     folder = RunFolder((root / config.output_dir).absolute())
-    if processes.is_main():
-        folder.check(config, resume=resume, overwrite=overwrite)
-    # In each process: one that went on alone would wait for the others.
-    if resume and folder.is_finished(config):
+    launches = config.train.num_processes > processes.world_size()
+    # What this process starts writes in its place.
+    writes = processes.is_main() and not launches
+    with only_writer(folder.path) if writes else nullcontext(), processes.quiet_others():
         if processes.is_main():
-            say(f"{folder.path} is finished: nothing to resume")
-        return TrainResult.model_validate_json(folder.result.read_text())
-    if config.train.num_processes > processes.world_size():
-        from preft_cli.training.launch import launch
+            folder.check(config, resume=resume, overwrite=overwrite)
+        # In each process: one that went on alone would wait for the others.
+        if resume and folder.is_finished(config):
+            if processes.is_main():
+                say(f"{folder.path} is finished: nothing to resume")
+            return folder.read_result()
+        if not launches:
+            return _train(config, root, folder, resume=resume, prepared=prepared)
+    from preft_cli.training.launch import launch
 
-        launch(config, root, resume=resume, overwrite=overwrite)
-        return TrainResult.model_validate_json(folder.result.read_text())
-    with processes.quiet_others():
-        return _train(config, root, folder, resume=resume, prepared=prepared)
+    launch(config, root, resume=resume, overwrite=overwrite)
+    return folder.read_result()
 
 
 def _train(

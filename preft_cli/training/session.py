@@ -7,24 +7,27 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PrinterCallback, set_seed
+from transformers import AutoModelForCausalLM, PrinterCallback, TrainerState, set_seed
+from transformers.trainer import TRAINER_STATE_NAME
 
 from engine_patch.adapter import Adapter
 from preft_cli.adapters.folder import save_trained
 from preft_cli.config.schema import PreftConfig
-from preft_cli.console import progress
+from preft_cli.console import progress, say
 from preft_cli.data.tokenise import TokenisedRows
 from preft_cli.methods import parts_of
 from preft_cli.methods.adapted import AdaptedModel
 from preft_cli.models.quiet import quiet_transformers
 from preft_cli.training import processes
 from preft_cli.training.arrange import pair_cost
+from preft_cli.training.beside import rows_digest
 from preft_cli.training.best import Best
 from preft_cli.training.boards import boards
 from preft_cli.training.callbacks import Reporter
 from preft_cli.training.collate import Collator
 from preft_cli.training.evaluation import HeldOut
 from preft_cli.training.interrupt import InterruptedRunError, InterruptRequest
+from preft_cli.training.memory import reset_peak_memory
 from preft_cli.training.metrics import Metrics
 from preft_cli.training.objective import Objective
 from preft_cli.training.output import RunFolder
@@ -44,7 +47,6 @@ class Session:
         self.folder = folder
         self.metrics = Metrics(folder.metrics, writes=processes.is_main())
         self.seconds = 0.0
-        self.best = Best()
         self.stopped_early = False
         # Reading the device connects the processes, and gives each its own.
         arguments = training_arguments(config, folder.checkpoints, prepared.precision)
@@ -87,6 +89,8 @@ class Session:
         self.splits = Splits(
             {name: measured(name, data) for name, data in found.items() if data}, self.metrics, self.trainer.log
         )
+        choosing = found.get(self.splits.choosing or "")
+        self.best = Best(rows_digest(choosing.rows) if choosing else None)
 
     @property
     def step(self) -> int:
@@ -97,11 +101,15 @@ class Session:
         """Train to the end, from `checkpoint` if there is one.
 
         Raises:
+            UserError: the checkpoint is damaged or does not fit.
             NonFiniteError: the weights are then those of the last good step.
             InterruptedRunError: Ctrl-C; a checkpoint has been saved.
         """
-        trainer = self.trainer
-        with InterruptRequest() as stop, progress("training", unit="steps", total=self._total_steps()) as bar:
+        trainer, total = self.trainer, self._total_steps()
+        reset_peak_memory(self.prepared.precision.device)
+        if checkpoint and self._is_over(checkpoint, total):
+            return
+        with InterruptRequest() as stop, progress("training", unit="steps", total=total) as bar:
             reporter = Reporter(trainer, self.metrics, bar, self.config.eval_every, stop)
             trainer.add_callback(reporter)
             try:
@@ -147,8 +155,25 @@ class Session:
             return False
         loss = self.splits.adapter(name, self.step, while_training=True)
         self.best.offer(self.step, loss, self.adapted.state)
-        self.stopped_early = self.best.misses >= (self.config.train.early_stopping or math.inf)
+        self.stopped_early = self._out_of_patience()
         return self.stopped_early
+
+    def _out_of_patience(self) -> bool:
+        return self.best.misses >= (self.config.train.early_stopping or math.inf)
+
+    def _is_over(self, checkpoint: Path, total: int) -> bool:
+        """Whether nothing is left to train after `checkpoint`, which is that of the last step; then it is in place.
+
+        The Trainer would go on: it looks for the last step, and for a stop, only when it has done one more.
+        """
+        self._load_checkpoint(checkpoint)
+        state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
+        if not self.stopped_early and state.global_step < total:
+            return False
+        self.trainer.state = state
+        how = "stopped early" if self.stopped_early else "was trained"
+        say(f"the run {how} at step {self.step} of {total}: what is left is to measure and save its adapter")
+        return True
 
     def _save_checkpoint(self, checkpoint: Path) -> None:
         """The adapter for use, and what a resumed run goes on from: the parameters as they are trained, and the best."""
@@ -159,6 +184,9 @@ class Session:
     def _load_checkpoint(self, checkpoint: Path) -> None:
         self.adapted.load_state(checkpoint)
         self.best.load(checkpoint)
+        self.stopped_early = self._out_of_patience()
+        if self.splits.choosing and self.best.last:
+            self.splits.remember(self.splits.choosing, *self.best.last)
         if self.splits.choosing and self.best.step is not None:
             self.splits.remember(self.splits.choosing, self.best.step, self.best.loss)
 

@@ -11,12 +11,12 @@ import traceback
 from io import FileIO
 from pathlib import Path
 
+from engine_patch.store.atomic import atomic_write
 from preft_cli.config.schema import PreftConfig
 from preft_cli.errors import UserError
 from preft_cli.threads import wait_politely
 from preft_cli.training import processes
 from preft_cli.training.interrupt import InterruptedRunError
-from preft_cli.training.output import write_text
 
 
 def main() -> int:
@@ -48,7 +48,7 @@ def _tell(message: str, exit_code: int, **kind: bool) -> int:
     """`kind`: a `user_error`, and after Ctrl-C `stopped` with a checkpoint, or `interrupted` without one."""
     kinds = dict.fromkeys(("user_error", "stopped", "interrupted"), False) | kind
     about = {"message": message, "exit_code": exit_code, **kinds}
-    write_text(Path(sys.argv[1]) / f"error-{processes.rank()}.json", json.dumps(about))
+    atomic_write(Path(sys.argv[1]) / f"error-{processes.rank()}.json", [json.dumps(about).encode()])
     return 1
 
 

@@ -71,6 +71,7 @@ def test_lists_nothing_and_names_that_stand_twice() -> None:
         (["train.output_dir=a,b"], [], "train.output_dir cannot be swept: the cells' folders lie in it"),
         (["train.max_length=64,128"], [], "losses on different rows do not compare"),
         (["train.log_every=1,2"], [], "it does not change what is trained"),
+        (["train.save_every=1,2"], [], "how often runs are evaluated is train.eval_every"),
         (["eval.file=a,b"], [], "a sweep is of keys of adapter and train"),
         (["project.name=a,b"], [], "a sweep is of keys of adapter and train, and of project.seed"),
         (["project.seed=0,-1"], [], "project.seed: must be 0 or more"),

@@ -5,21 +5,27 @@ The reference shares nothing with the training: a plain forward pass of a row wi
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from preft_cli.config.schema import AdapterConfig, Method
 from preft_cli.data import Row
 from preft_cli.methods.adapted import AdaptedModel
 from preft_cli.training import objective as objective_module
+from preft_cli.training.apart import Apart
 from preft_cli.training.arrange import arrange, pack_all
 from preft_cli.training.collate import Collator
 from preft_cli.training.objective import Objective
 from preft_cli.training.packed import Packed, attention_mask, pack
+from preft_cli.training.session import load_base
 from tests.unit.tiny import tiny_model
 
 SYSTEM = [3, 40, 41, 42]
@@ -174,6 +180,31 @@ def test_padding_and_neighbours_change_nothing() -> None:
 
     losses = {first_loss(Row([7, 8, n], [n, n]), pad) for n, pad in ((5, 0), (90, 2), (91, 300))}
     assert len(losses) == 1
+
+
+def test_a_base_that_asks_for_eager_attention_keeps_rows_apart_too(tmp_path: Path) -> None:
+    """Eager attention adds its mask to the scores, and true is 1: each row would see all that is before it."""
+    tiny_model().save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"attn_implementation": "eager"}))
+    assert AutoModelForCausalLM.from_pretrained(tmp_path).config._attn_implementation == "eager"
+    needed: Any = SimpleNamespace(
+        base=SimpleNamespace(path=tmp_path), precision=SimpleNamespace(dtype=torch.float32), apart=Apart(True, False)
+    )
+    one, other = (adapted_model("lorap", load_base(needed, torch.device("cpu")).eval()) for _ in range(2))
+    assert_equal(trained_on(one, [[ROWS]]), one_row_at_a_time(other, "lorap"))
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_padding_sees_itself_alone(side: Any) -> None:
+    """Attention over nothing is 0 / 0. Where a kernel makes NaN of it, the next layer multiplies that with a weight of zero,
+    and it is in every row: no loss on this machine's kernels, which make zeros, could tell."""
+    batch = Collator(side=side)([[Row([5], [6, 7]), Row([8], [9])], [Row([5], [6])]])
+    sees = attention_mask(batch["seen_until"])[1, 0]
+    padding = batch["attention_mask"][1] == 0
+    assert padding.sum() == 3
+    torch.testing.assert_close(sees[padding], torch.eye(5, dtype=torch.bool)[padding])
+    assert not sees[~padding][:, padding].any(), "and nobody sees padding"
 
 
 def replaced(change: Callable[[Packed], dict[str, Tensor]]) -> Callable[..., Packed]:

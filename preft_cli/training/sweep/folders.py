@@ -7,7 +7,6 @@ from typing import Literal
 
 from preft_cli.errors import UserError
 from preft_cli.training.output import RunFolder
-from preft_cli.training.result import TrainResult
 from preft_cli.training.sweep.grid import Cell, Grid
 
 State = Literal["new", "finished", "interrupted"]
@@ -77,16 +76,3 @@ def clear(grid: Grid, root: Path) -> None:
         if folder.path.exists():
             folder.log.unlink(missing_ok=True)
             folder.prepare(config, resume=False)
-
-
-def read_result(cell: Cell, root: Path) -> TrainResult:
-    """The result of a finished cell.
-
-    Raises:
-        UserError: it is damaged.
-    """
-    path = folder_of(cell, root).result
-    try:
-        return TrainResult.model_validate_json(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} is damaged; remove its folder to train that run again") from error

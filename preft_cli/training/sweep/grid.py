@@ -27,7 +27,8 @@ _REFUSED = {
     "train.output_dir": "the cells' folders lie in it, named by their values",
     "train.validation_file": "losses on different rows do not compare",
     "train.max_length": "longer held-out rows are dropped, and losses on different rows do not compare",
-    **{f"train.{key}": "it does not change what is trained" for key in HARMLESS - {"output_dir"}},
+    **{f"train.{key}": "it does not change what is trained" for key in HARMLESS - {"output_dir", "save_every"}},
+    "train.save_every": "checkpoints do not change what is trained; how often runs are evaluated is train.eval_every",
 }
 
 

@@ -19,7 +19,7 @@ from preft_cli.threads import wait_politely
 from preft_cli.training.interrupt import InterruptedRunError, InterruptRequest
 from preft_cli.training.plan import setting_problems
 from preft_cli.training.sweep.cell import Preparer, done, run_cell
-from preft_cli.training.sweep.folders import check_folders, clear, read_result, state_of, summary_path
+from preft_cli.training.sweep.folders import check_folders, clear, folder_of, state_of, summary_path
 from preft_cli.training.sweep.grid import Cell, Grid
 from preft_cli.training.sweep.notes import comparable, notes_of
 from preft_cli.training.sweep.plan import JOBS_OF_PROCESSES
@@ -51,7 +51,7 @@ def run_sweep(
         raise UserError(JOBS_OF_PROCESSES, 2)
     check_folders(grid, root, resume=resume, overwrite=overwrite)
     finished = [cell for cell in grid.cells if resume and state_of(cell, root) == "finished"]
-    found = {cell.name: done(cell, read_result(cell, root)) for cell in finished}
+    found = {cell.name: done(cell, folder_of(cell, root).read_result()) for cell in finished}
     left = [cell for cell in grid.cells if cell.name not in found]
     prepare = Preparer(root)
     check_cells(left, prepare)
