@@ -23,6 +23,7 @@ def only_writer(folder: Path) -> Iterator[None]:
     if folder.is_file():  # refused elsewhere, as what it is
         yield
         return
+    made = [folder, *(parent for parent in folder.parents if not parent.exists())]
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / NAME
     with path.open("a+") as file:
@@ -42,4 +43,5 @@ def only_writer(folder: Path) -> Iterator[None]:
         finally:
             path.unlink(missing_ok=True)
             with suppress(OSError):  # something lies there, as it should
-                folder.rmdir()
+                for empty in made:
+                    empty.rmdir()

@@ -15,6 +15,7 @@ from preft_cli.adapters.folder import save_trained
 from preft_cli.config.schema import PreftConfig
 from preft_cli.console import progress, say
 from preft_cli.data.tokenise import TokenisedRows
+from preft_cli.errors import UserError
 from preft_cli.methods import parts_of
 from preft_cli.methods.adapted import AdaptedModel
 from preft_cli.models.quiet import quiet_transformers
@@ -36,6 +37,9 @@ from preft_cli.training.quantise import quantised
 from preft_cli.training.sharding import shard_base
 from preft_cli.training.splits import HELD_OUT, VALIDATION, Splits
 from preft_cli.training.trainer import PromptTrainer, training_arguments
+
+ROWS = "rows.sha256"
+"""In a checkpoint: the digest of the rows that it was trained on."""
 
 
 class Session:
@@ -180,8 +184,15 @@ class Session:
         self.save(checkpoint / "adapter")
         self.adapted.save_state(checkpoint)
         self.best.save(checkpoint)
+        (checkpoint / ROWS).write_text(rows_digest(self.prepared.train.rows))
 
     def _load_checkpoint(self, checkpoint: Path) -> None:
+        rows = checkpoint / ROWS
+        if not rows.is_file() or rows.read_text() != rows_digest(self.prepared.train.rows):
+            raise UserError(
+                f"--resume: {checkpoint} was trained on other rows than those of train.file now. Put the rows back, or start "
+                "anew with --overwrite"
+            )
         self.adapted.load_state(checkpoint)
         self.best.load(checkpoint)
         self.stopped_early = self._out_of_patience()

@@ -13,6 +13,7 @@ import torch
 
 from preft_cli.adapters.folder import load_trained
 from preft_cli.config.schema import PreftConfig
+from preft_cli.console import err
 from preft_cli.errors import UserError
 from preft_cli.training import callbacks, run, session
 from preft_cli.training.objective import LossSum, Objective
@@ -127,6 +128,12 @@ def test_stopping_and_resuming_changes_nothing(
         stop_after(patch, 10, interrupt)
         with pytest.raises(UserError, match=r"stopped at step 1[01] of 20; a checkpoint is saved"):
             train(parts, root)
+    data = root / "train.jsonl"
+    rows = data.read_text()
+    data.write_text(rows.partition("\n")[2])
+    with pytest.raises(UserError, match=r"checkpoint-1[01] was trained on other rows than those of train\.file now"):
+        train(parts, root, resume=True)
+    data.write_text(rows)
     resumed = train(parts, root, resume=True)
     assert logged(root / "parts") == logged(root / "whole")
     assert resumed.digest == whole.digest
@@ -231,6 +238,7 @@ def test_existing_folders(base: Path, root: Path, monkeypatch: pytest.MonkeyPatc
     with monkeypatch.context() as second:
         for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK"):
             second.setenv(name, "2" if name == "WORLD_SIZE" else "1")
+        second.setattr(err, "quiet", False)  # such a process stays quiet to its end
         second.setattr(run, "_train", lambda *_, **__: pytest.fail("waits for the first of the processes"))
         folder = RunFolder(root / "runs" / "tiny")
         recorded = folder.config.read_text()
