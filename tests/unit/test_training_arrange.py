@@ -86,19 +86,19 @@ def test_order_has_every_row_once_and_another_order_each_epoch(batch_size: int) 
 
 
 def test_order_shuffles_within_groups() -> None:
-    """Twelve answers to one prompt, twelve turns of one conversation, and a row alone: other batches in each epoch."""
-    one, turns = [Row([1, 2], [9])] * 12, [Row([3] * n, [9]) for n in range(1, 13)]
-    for rows in (one, turns):
-        seen, computed = set(), 0
-        for epoch in range(20):
-            order = order_of([*rows, Row([4], [9])], 4, epoch=epoch)
-            assert sorted(order) == list(range(13))
-            batches = [[n for n in order[start : start + 4] if n != 12] for start in range(0, 13, 4)]
-            seen |= {frozenset(batch) for batch in batches}
-            computed += sum(len(rows[n].prompt_ids) for n in map(max, filter(None, batches)))
-        assert len(seen) > 10
-        least = 8 if rows is one else 24
-        assert computed / 20 <= 1.7 * least, "neighbours are far from each other"
+    """Twelve answers to one prompt meet others in each epoch; so do twelve turns of one conversation, of those nearby."""
+    answers, turns = [Row([1, 2], [9])] * 12, [Row([3] * n, [9]) for n in range(1, 13)]
+    met: dict[str, set[frozenset[int]]] = {"answers": set(), "turns": set()}
+    for epoch in range(20):
+        for name, rows in (("answers", answers), ("turns", turns)):
+            order = order_of(rows, 4, epoch=epoch)
+            assert sorted(order) == list(range(12))
+            batches = [order[start : start + 4] for start in range(0, 12, 4)]
+            met[name] |= set(map(frozenset, batches))
+            # 24 where turns 1 to 12 are cut in their order, 31 where they are drawn.
+            assert name == "answers" or sum(len(rows[max(batch)]) - 1 for batch in batches) <= 30
+    assert len(met["answers"]) > 40
+    assert len(met["turns"]) > 6
 
 
 def test_whole_batches_stay_whole() -> None:

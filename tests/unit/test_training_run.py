@@ -17,6 +17,7 @@ from preft_cli.console import err
 from preft_cli.errors import UserError
 from preft_cli.training import callbacks, run, session
 from preft_cli.training.objective import LossSum, Objective
+from preft_cli.training.order import Order
 from preft_cli.training.output import RunFolder
 from preft_cli.training.plan import plan_train
 from preft_cli.training.report import print_result
@@ -122,7 +123,12 @@ def test_stopping_and_resuming_changes_nothing(
     base: Path, root: Path, monkeypatch: pytest.MonkeyPatch, accumulation: int
 ) -> None:
     options = {"gradient_accumulation_steps": accumulation, "batch_size": 2}
+    orders: list[list[int]] = []
+    original = Order.__iter__
+    monkeypatch.setattr(Order, "__iter__", lambda order: orders.append(list(original(order))) or iter(orders[-1]))
     whole = train(config(base, train=options | {"output_dir": "whole"}), root)
+    epochs = orders.copy()
+    assert len(set(map(tuple, epochs))) == len(epochs) == (4 if accumulation == 1 else 7), "another order in each epoch"
     parts = config(base, train=options | {"output_dir": "parts"})
     with monkeypatch.context() as patch:
         stop_after(patch, 10, interrupt)
@@ -134,7 +140,9 @@ def test_stopping_and_resuming_changes_nothing(
     with pytest.raises(UserError, match=r"checkpoint-1[01] was trained on other rows than those of train\.file now"):
         train(parts, root, resume=True)
     data.write_text(rows)
+    orders.clear()
     resumed = train(parts, root, resume=True)
+    assert orders == epochs[1 if accumulation == 1 else 3 :]
     assert logged(root / "parts") == logged(root / "whole")
     assert resumed.digest == whole.digest
     assert resumed.held_out == whole.held_out
