@@ -175,8 +175,8 @@ class Session:
         if not self.stopped_early and state.global_step < total:
             return False
         self.trainer.state = state
-        how = "stopped early" if self.stopped_early else "was trained"
-        say(f"the run {how} at step {self.step} of {total}: what is left is to measure and save its adapter")
+        how = "stopped early" if self.stopped_early else "ended"
+        say(f"training {how} at step {self.step} already: what is left is to measure and save its adapter")
         return True
 
     def _save_checkpoint(self, checkpoint: Path) -> None:
