@@ -70,6 +70,7 @@ def preft(method: str = "lorap", *, share: bool = True, packing: bool = False) -
             objective=Objective(adapted),
             save_weights=lambda _: None,
             load_weights=lambda _: None,
+            evaluate=lambda: False,
             share_prompts=share and not packing,
             model=adapted.model,
             args=arguments,
