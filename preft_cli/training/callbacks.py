@@ -26,7 +26,9 @@ class Reporter(TrainerCallback):  # type: ignore[misc, unused-ignore]
         self._bar = bar
         self._eval_every = eval_every
         self._stop = stop
-        self._started = time.perf_counter()
+        self._started = self._step_began = time.perf_counter()
+        self.step_seconds = 0.0
+        """Time within steps: without evaluations and checkpoints."""
         self._restart_clock()
 
     @property
@@ -39,7 +41,11 @@ class Reporter(TrainerCallback):  # type: ignore[misc, unused-ignore]
         self._started = time.perf_counter()
         self._restart_clock()
 
+    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self._step_began = time.perf_counter()
+
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.step_seconds += time.perf_counter() - self._step_began
         self._bar.update(state.global_step)
         last = state.global_step >= state.max_steps
         if self._eval_every and (last or state.global_step % self._eval_every == 0):

@@ -90,7 +90,7 @@ def _result(
         ranks=ranks,
         parameters=parameters,
         tokens=tokens,
-        tokens_per_s=round(tokens / session.seconds, 1) if session.seconds else 0.0,
+        tokens_per_s=round(tokens / session.step_seconds, 1) if session.step_seconds else 0.0,
         seconds=round(session.seconds, 1),
         num_processes=processes.world_size(),
         peak_memory=processes.largest(peak_memory(prepared.precision.device)),

@@ -94,7 +94,7 @@ class TrainResult(BaseModel):
     ranks: dict[str, int] = Field(default_factory=dict, description="By part of the method: lora, direft.")
     parameters: dict[str, int] = Field(default_factory=dict, description="Trainable ones, by part.")
     tokens: int = Field(description="Prompt and completion tokens trained on by this call.")
-    tokens_per_s: float
+    tokens_per_s: float = Field(description="Within steps, without evaluations and checkpoints.")
     seconds: float = Field(description="Time in the training loop of this call.")
     num_processes: int = 1
     peak_memory: int | None = Field(

@@ -50,7 +50,7 @@ class Session:
         self.prepared = prepared
         self.folder = folder
         self.metrics = Metrics(folder.metrics, writes=processes.is_main())
-        self.seconds = 0.0
+        self.seconds = self.step_seconds = 0.0
         self.stopped_early = False
         # Reading the device connects the processes, and gives each its own.
         arguments = training_arguments(config, folder.checkpoints, prepared.precision)
@@ -120,7 +120,7 @@ class Session:
                 trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
             finally:
                 trainer.remove_callback(reporter)
-                self.seconds = reporter.seconds
+                self.seconds, self.step_seconds = reporter.seconds, reporter.step_seconds
             if self.step < trainer.state.max_steps and not self.stopped_early:
                 raise InterruptedRunError(f"at step {self.step} of {trainer.state.max_steps}")
 

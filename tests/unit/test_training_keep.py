@@ -6,6 +6,7 @@ import json
 import re
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from preft_cli import console
 from preft_cli.adapters.folder import load_trained
 from preft_cli.config.schema import PreftConfig
 from preft_cli.errors import UserError
-from preft_cli.training import boards, plan, plot, prepare, session
+from preft_cli.training import boards, callbacks, plan, plot, prepare, session
 from preft_cli.training.best import Best
 from preft_cli.training.objective import LossSum, Objective
 from preft_cli.training.plan import plan_train
@@ -249,3 +250,17 @@ def test_results_of_earlier_versions_can_still_be_read(base: Path, root: Path) -
     new = {"validation", "chosen_on", "kept_step", "best_step", "stopped_early", "last", "num_processes", "peak_memory"}
     old = result.model_dump(mode="json", exclude=new)
     assert TrainResult.model_validate(old).held_out == result.held_out
+
+
+def test_evaluations_are_no_training_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(callbacks.time, "perf_counter", lambda: now[0])
+    bar, stop = SimpleNamespace(update=lambda *_, **__: None), SimpleNamespace(requested=False)
+    reporter = callbacks.Reporter(SimpleNamespace(tokens_seen=0), Any, bar, None, stop)  # type: ignore[arg-type]
+    state: Any = SimpleNamespace(global_step=1, max_steps=3)
+    for begin, end in ((1, 3), (10, 11)):
+        now[0] = begin
+        reporter.on_step_begin(Any, state, Any)  # type: ignore[arg-type]
+        now[0] = end
+        reporter.on_step_end(Any, state, Any)  # type: ignore[arg-type]
+    assert (reporter.step_seconds, reporter.seconds) == (3, 11)
