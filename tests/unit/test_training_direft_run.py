@@ -45,7 +45,7 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("adapter", [ORTHOGONAL, BOTH])
-def test_stopping_and_resuming_changes_nothing(
+def test_case_9_stopping_and_resuming_changes_nothing(
     base: Path, root: Path, monkeypatch: pytest.MonkeyPatch, adapter: dict[str, Any]
 ) -> None:
     options = {"batch_size": 2, "weight_decay": 0.1}
@@ -66,7 +66,7 @@ def test_stopping_and_resuming_changes_nothing(
         torch.testing.assert_close(pair.b.T @ pair.b, torch.eye(4), atol=1e-5, rtol=0)
 
 
-def test_gradient_checkpointing_changes_nothing(base: Path, root: Path) -> None:
+def test_case_8_gradient_checkpointing_changes_nothing(base: Path, root: Path) -> None:
     for name in ("off", "on"):
         options = {"output_dir": name, "max_steps": 3, "gradient_checkpointing": name == "on"}
         train(config(base, adapter={"method": "direftp"}, train=options), root)
@@ -74,7 +74,9 @@ def test_gradient_checkpointing_changes_nothing(base: Path, root: Path) -> None:
         assert off == pytest.approx(on, rel=1e-5)
 
 
-def test_nan_stops_and_keeps_the_last_good_adapter(base: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_case_10_nan_stops_and_keeps_the_last_good_adapter(
+    base: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     original, calls = Objective.__call__, []
 
     def poisoned(self: Objective, batch: Any, model: Any = None) -> LossSum:

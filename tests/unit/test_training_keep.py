@@ -199,7 +199,7 @@ def test_boards_that_are_not_installed(
     assert "tensorboard is not installed" in capsys.readouterr().err
 
 
-def test_lines_keep_coming_while_tokenising_loading_and_training(
+def test_case_11_lines_keep_coming_while_tokenising_loading_and_training(
     base: Path, root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """cases.md 11: each phase that can take long has lines of its own, also while it is stuck in one call."""

@@ -36,7 +36,7 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("options", [{"batch_size": 3}, PACKED], ids=["shared", "packed"])
-def test_stopping_and_resuming_changes_nothing(
+def test_case_9_stopping_and_resuming_changes_nothing(
     base: Path, root: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
     options = options | {"max_steps": 10}

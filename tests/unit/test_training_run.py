@@ -119,7 +119,7 @@ def test_the_saved_adapter_knows_where_it_comes_from(base: Path, root: Path) -> 
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
-def test_stopping_and_resuming_changes_nothing(
+def test_case_9_stopping_and_resuming_changes_nothing(
     base: Path, root: Path, monkeypatch: pytest.MonkeyPatch, accumulation: int
 ) -> None:
     options = {"gradient_accumulation_steps": accumulation, "batch_size": 2}
@@ -177,7 +177,7 @@ def test_accumulation_equals_one_large_batch(base: Path, root: Path) -> None:
         assert large_step == pytest.approx(small_step, rel=1e-4)
 
 
-def test_gradient_checkpointing_changes_nothing(base: Path, root: Path) -> None:
+def test_case_8_gradient_checkpointing_changes_nothing(base: Path, root: Path) -> None:
     train(config(base, train={"output_dir": "off", "max_steps": 5}), root)
     train(config(base, train={"output_dir": "on", "max_steps": 5, "gradient_checkpointing": True}), root)
     for off, on in zip(logged(root / "off"), logged(root / "on"), strict=True):
@@ -192,7 +192,9 @@ def test_warm_up_then_cosine_to_zero(base: Path, root: Path) -> None:
     assert rates[4:] == sorted(rates[4:], reverse=True)
 
 
-def test_nan_stops_and_keeps_the_last_good_adapter(base: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_case_10_nan_stops_and_keeps_the_last_good_adapter(
+    base: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     original, calls = Objective.__call__, []
 
     def poisoned(self: Objective, batch: Any, model: Any = None) -> LossSum:
