@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Held-out loss over rank on the pirate's conversations: LoRAP, LoRA and DiReFTP by ranks 4 and 16, one seed, on CPU.
-# About 10 minutes on two cores.
+# About 4 minutes on two cores.
 #   bash examples/sweeps/personas.sh              # writes examples/results/sweep-personas.json, .csv and .png, prints the table
 #   bash examples/sweeps/personas.sh --resume     # goes on after Ctrl-C; other options of preft train go the same way
 # The learning rates are those of examples/methods.sh; alpha moves with the rank, so that the scale alpha / rank stays at 2.
