@@ -1,17 +1,13 @@
 """Many adapters at once: worker processes that are handed one adapter at a time.
 
-A pool of the standard library breaks as a whole when one of its processes is killed (for memory, say) and cannot tell what
-that one was at. Here each worker has a pipe of its own: its end names the adapter, and the others go on.
+See `preft_cli.worker_process`.
 """
 
 from __future__ import annotations
 
 import glob
-import multiprocessing
 import os
 import shutil
-import signal
-import threading
 from collections import deque
 from collections.abc import Generator, Sequence
 from contextlib import suppress
@@ -20,11 +16,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from preft_cli.convert.results import Action, ConvertedItem, FailedItem, PlannedItem, Target
+from preft_cli.worker_process import WorkerProcess, ignore_ctrl_c, serve_jobs
 
 if TYPE_CHECKING:
     from preft_cli.adapters.base import BaseFacts
 
 Outcome = ConvertedItem | FailedItem
+
+_Worker = WorkerProcess[int]
+"""Of the positions of items."""
 
 PATIENCE_S = 5.0
 """How long an interrupted worker may take to tidy up behind it."""
@@ -63,71 +63,32 @@ def in_processes(
                 if at is not None:
                     yield at, outcome
                 if waiting:
-                    worker.give(waiting.popleft(), items)
+                    worker.give(at := waiting.popleft(), items[at])
     finally:
         _end(workers, items)
-
-
-class _Worker:
-    """One process and what it is at."""
-
-    def __init__(self, base: BaseFacts, action: Action, to: Target) -> None:
-        context = multiprocessing.get_context("spawn")  # a fork would take over torch's threads in an unknown state
-        self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, base, action, to), daemon=True)
-        self.ready = False
-        self.at: int | None = None
-        main = threading.current_thread() is threading.main_thread()
-        # Inherited: Ctrl-C is answered by this process alone, also while the new one is still importing.
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN) if main else None
-        try:
-            self.process.start()
-        finally:
-            if main:
-                signal.signal(signal.SIGINT, before)
-        theirs.close()
-
-    def give(self, at: int, items: Sequence[PlannedItem]) -> None:
-        """Hand over the item at position `at`."""
-        self.at = at
-        with suppress(OSError):  # it has just died, and the end of its pipe tells so
-            self.pipe.send(items[at])
 
 
 def _hire(workers: list[_Worker], base: BaseFacts, action: Action, to: Target) -> None:
     """Start one more, unless the machine has no room for it: those that run do its share."""
     with suppress(OSError):
-        workers.append(_Worker(base, action, to))
+        workers.append(_Worker(_serve, base, action, to))
 
 
 def _serve(pipe: Connection, base: BaseFacts, action: Action, to: Target) -> None:
     """A worker's life: say that it is ready, then one item in, one outcome out, until the pipe is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _leave)
+    ignore_ctrl_c()
     import torch
 
     from preft_cli.convert.work import do_item
 
     torch.set_num_threads(1)  # the processes share the cores already
-    try:
-        pipe.send(None)
-        while True:
-            pipe.send(do_item(pipe.recv(), base, action, to))
-    except (EOFError, OSError):
-        return
-
-
-def _leave(*_: object) -> None:
-    # Unlike the default, this runs the handlers that remove half-written files.
-    raise SystemExit(1)
+    serve_jobs(pipe, lambda item: do_item(item, base, action, to))
 
 
 def _died(worker: _Worker, item: PlannedItem) -> FailedItem:
-    code = worker.process.exitcode or 0
     _remove_remains(item)
-    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    hint = "; if the machine ran out of memory, try --jobs 1" if code == -signal.SIGKILL else ""
-    return FailedItem.of(item.source, f"the process that worked on it {how}{hint}")
+    hint = "; if the machine ran out of memory, try --jobs 1" if worker.was_killed else ""
+    return FailedItem.of(item.source, f"the process that worked on it {worker.how_it_ended()}{hint}")
 
 
 def _remove_remains(item: PlannedItem) -> None:

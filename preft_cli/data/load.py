@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from preft_cli.config.schema import PreftConfig
+from preft_cli.console import progress
 from preft_cli.data.read import read_data
 from preft_cli.data.template import ChatTemplate, load_template
+from preft_cli.data.tokenise import TokenisedRows, tokenise
 from preft_cli.data.turn import Turn
 from preft_cli.errors import UserError
 from preft_cli.models import BaseModel
@@ -53,6 +56,19 @@ class Tokens:
     template: ChatTemplate
     limit: int
     """Longest row, prompt and completion: of train.max_length and what the model takes."""
+
+
+def tokenise_files(turns: Mapping[str, list[Turn]], tokens: Tokens) -> dict[str, TokenisedRows]:
+    """The rows of each data file, by the key that names it, with their progress.
+
+    Raises:
+        UserError: see `tokenise`.
+    """
+    rows = {}
+    for setting, found in turns.items():
+        with progress(f"tokenising {setting}", total=len(found), unit="rows") as bar:
+            rows[setting] = tokenise(found, tokens.tokenizer, tokens.template, tokens.limit, setting, bar.advance)
+    return rows
 
 
 def load_tokens(config: PreftConfig, root: Path, base: BaseModel) -> Tokens:

@@ -8,10 +8,10 @@ from typing import Any
 
 from preft_cli.adapters.base import BaseFacts
 from preft_cli.config.schema import AdapterConfig, PreftConfig
-from preft_cli.console import progress, say
-from preft_cli.data.load import data_files, load_tokens
+from preft_cli.console import say
+from preft_cli.data.load import data_files, load_tokens, tokenise_files
 from preft_cli.data.template import ChatTemplate
-from preft_cli.data.tokenise import TokenisedRows, tokenise
+from preft_cli.data.tokenise import TokenisedRows
 from preft_cli.data.turn import Row
 from preft_cli.methods import PARTS, parts_of
 from preft_cli.models import BaseModel, resolve
@@ -64,13 +64,9 @@ def prepare(config: PreftConfig, root: Path) -> Prepared:
     if idle := idle_settings(config.adapter):
         say(f"{', '.join(idle)}: nothing that method {config.adapter.method} has reads this")
     apart = keep_apart(config.train, base.hf_config, base.name, tokens.limit)
-    rows = {}
-    for setting, found in turns.items():
-        with progress(f"tokenising {setting}", total=len(found), unit="rows") as bar:
-            rows[setting] = tokenise(
-                found, tokens.tokenizer, tokens.template, tokens.limit, setting, advance=bar.advance
-            )
-        for remark in rows[setting].remarks(setting, tokens.limit):
+    rows = tokenise_files(turns, tokens)
+    for setting, found in rows.items():
+        for remark in found.remarks(setting, tokens.limit):
             say(remark)
     return Prepared(
         base,

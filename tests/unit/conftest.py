@@ -85,3 +85,19 @@ def engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeEngines:
     from tests.unit.bench_engines import fake_engines
 
     return fake_engines(tmp_path, monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny base model, for whoever trains on it."""
+    from tests.unit.tiny import save_tiny
+
+    return save_tiny(tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture
+def one_thread() -> None:
+    """Tiny models are slower on several."""
+    import torch
+
+    torch.set_num_threads(1)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from preft_cli.config.schema import PreftConfig
 from preft_cli.data import load
@@ -27,22 +26,12 @@ from preft_cli.training.sweep.plan import plan_sweep
 from preft_cli.training.sweep.result import SweepResult
 from preft_cli.training.sweep.run import run_sweep
 from tests.unit.sweeps import never_ready, serve_and_die
-from tests.unit.tiny import save_tiny
+from tests.unit.test_training_run import ROWS as TWELVE
+from tests.unit.test_training_run import stop_after
 
-ROWS = [
-    {"messages": [{"role": "user", "content": f"foo {n}"}, {"role": "assistant", "content": "bar" * (1 + n % 3)}]}
-    for n in range(8)
-]
+pytestmark = pytest.mark.usefixtures("one_thread")
 
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny(tmp_path_factory.mktemp("base"))
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
+ROWS = TWELVE[:8]
 
 
 @pytest.fixture
@@ -177,8 +166,6 @@ def test_processes_in_processes_are_refused(base: Path, root: Path) -> None:
 def test_ctrl_c_keeps_a_checkpoint_and_what_is_done(
     base: Path, root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from tests.unit.test_training_run import stop_after
-
     made = grid(base, "train.max_steps=1,4")
     stop_after(monkeypatch, 2, lambda: os.kill(os.getpid(), signal.SIGINT))
     with pytest.raises(UserError, match=r"stopped; 1 of 2 runs are done.*--resume goes on"):

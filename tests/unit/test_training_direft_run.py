@@ -21,20 +21,12 @@ from preft_cli.training.report import print_result
 from preft_cli.training.result import TrainResult
 from preft_cli.training.run import train
 from tests.unit.test_training_run import ROWS, config, interrupt, logged, stop_after
-from tests.unit.tiny import save_tiny, tiny_tokenizer
+from tests.unit.tiny import tiny_tokenizer
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 ORTHOGONAL = {"method": "direftp", "orthogonal": True, "layers": [1]}
 BOTH = {"method": "lorap+direftp", "direft_rank": 2}
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny(tmp_path_factory.mktemp("base"))
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 @pytest.fixture

@@ -10,11 +10,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from preft_cli import console
 from preft_cli.adapters.folder import load_trained
 from preft_cli.config.schema import PreftConfig
+from preft_cli.data import load
 from preft_cli.errors import UserError
 from preft_cli.training import boards, callbacks, plan, plot, prepare, session
 from preft_cli.training.best import Best
@@ -24,23 +24,14 @@ from preft_cli.training.report import print_result
 from preft_cli.training.result import TrainResult
 from preft_cli.training.run import train
 from tests.unit.test_training_run import ROWS, config, interrupt, logged, stop_after
-from tests.unit.tiny import save_tiny
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 # Other answers than those of the training rows: their loss falls at first, and has its lowest value of the first five at step 6.
 OTHERS = [
     {"messages": [{"role": "user", "content": f"foo {n}"}, {"role": "assistant", "content": "baz"}]} for n in range(4)
 ]
 EARLY = {"validation_file": "validation.jsonl", "eval_every": 2, "early_stopping": 2}
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny(tmp_path_factory.mktemp("base"))
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 @pytest.fixture
@@ -215,7 +206,7 @@ def test_case_11_lines_keep_coming_while_tokenising_loading_and_training(
 
         monkeypatch.setattr(owner, name, slow)
 
-    for owner, name in ((prepare, "tokenise"), (session, "load_base"), (Objective, "__call__")):
+    for owner, name in ((load, "tokenise"), (session, "load_base"), (Objective, "__call__")):
         slowed(owner, name)
     train(config(base, train={"max_steps": 3}), root)
     lines = capsys.readouterr().err

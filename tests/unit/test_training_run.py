@@ -23,22 +23,13 @@ from preft_cli.training.plan import plan_train
 from preft_cli.training.report import print_result
 from preft_cli.training.result import TrainResult
 from preft_cli.training.run import train
-from tests.unit.tiny import save_tiny
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 ROWS = [
     {"messages": [{"role": "user", "content": f"foo {n}"}, {"role": "assistant", "content": "bar" * (1 + n % 3)}]}
     for n in range(12)
 ]
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny(tmp_path_factory.mktemp("base"))
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 @pytest.fixture

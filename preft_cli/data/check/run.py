@@ -10,8 +10,8 @@ from preft_cli.console import progress
 from preft_cli.data.check.count import count_file, find_leaks
 from preft_cli.data.check.result import DataCheck, ServerCheck, ServerRow
 from preft_cli.data.check.show import show_row
-from preft_cli.data.load import Tokens, data_files, load_tokens
-from preft_cli.data.tokenise import tokenise, tokenise_turn
+from preft_cli.data.load import Tokens, data_files, load_tokens, tokenise_files
+from preft_cli.data.tokenise import tokenise_turn
 from preft_cli.data.turn import Turn
 from preft_cli.doctor.facts import has_module
 from preft_cli.errors import UserError
@@ -36,10 +36,7 @@ def check(config: PreftConfig, root: Path, rows: int, row: int = 1) -> DataCheck
     turns = {setting: file.read() for setting, file in files.items()}
     base = resolve(config.model.base, root)
     tokens = load_tokens(config, root, base)
-    data = {}
-    for setting, found in turns.items():
-        with progress(f"tokenising {setting}", total=len(found), unit="rows") as bar:
-            data[setting] = tokenise(found, tokens.tokenizer, tokens.template, tokens.limit, setting, bar.advance)
+    data = tokenise_files(turns, tokens)
     kept = data["train.file"].rows
     if row > len(kept):
         raise UserError(f"--row {row}: train.file has {len(kept)} rows to show", exit_code=2)

@@ -1,18 +1,14 @@
 """Several cells at once: worker processes that import once and take one cell at a time.
 
-Each has a pipe of its own, as in `preft_cli.convert.workers`: the end of one names the cell it was at, and the others go on.
+See `preft_cli.worker_process`.
 """
 
 from __future__ import annotations
 
 import os
-import signal
 import sys
-import threading
 from collections import deque
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import suppress
-from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
@@ -21,6 +17,7 @@ from preft_cli.training.sweep.cell import Preparer, failed, run_cell
 from preft_cli.training.sweep.folders import folder_of
 from preft_cli.training.sweep.grid import Cell
 from preft_cli.training.sweep.result import CellResult
+from preft_cli.worker_process import WorkerProcess, ignore_ctrl_c, serve_jobs
 
 POLL_S = 0.5
 """How soon Ctrl-C is noticed."""
@@ -68,37 +65,18 @@ def run_in_processes(
                 if at and result is not None:
                     yield result
                 if waiting:
-                    worker.give(waiting.popleft())
+                    worker.give(cell := waiting.popleft(), cell)
     finally:
         for worker in workers:
             worker.end()
 
 
-class _Worker:
+class _Worker(WorkerProcess[Cell]):
     """One process and the cell that it is at."""
 
     def __init__(self, root: Path, environment: Mapping[str, str], resume: bool) -> None:
-        context = get_context("spawn")  # a fork would take over torch's threads and CUDA in an unknown state
+        super().__init__(_serve, root, dict(environment), resume)
         self.environment = environment
-        self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, root, dict(environment), resume), daemon=True)
-        self.ready = False
-        self.at: Cell | None = None
-        main = threading.current_thread() is threading.main_thread()
-        # Inherited: Ctrl-C is answered by this process alone, also while the new one is still importing.
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN) if main else None
-        try:
-            self.process.start()
-        finally:
-            if main:
-                signal.signal(signal.SIGINT, before)
-        theirs.close()
-
-    def give(self, cell: Cell) -> None:
-        """Hand over a cell."""
-        self.at = cell
-        with suppress(OSError):  # it has just died, and the end of its pipe tells so
-            self.pipe.send(cell)
 
     def end(self) -> None:
         """Let an idle one leave by itself; whatever is still at work is not needed any more."""
@@ -112,19 +90,13 @@ def _serve(pipe: Connection, root: Path, environment: dict[str, str], resume: bo
     """A worker's life: say that it is ready, then one cell in, one result out, until the pipe is closed."""
     os.environ.update(environment)  # before torch is imported: it reads them once
     os.setpgrp()  # or a terminal's Ctrl-C would come here too, beside the parent's request to stop
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _leave)
+    ignore_ctrl_c()
     import torch
 
     if threads := environment.get("OMP_NUM_THREADS"):
         torch.set_num_threads(int(threads))
     prepare = Preparer(root)
-    try:
-        pipe.send(None)
-        while True:
-            pipe.send(_run_logged(pipe.recv(), root, prepare, resume))
-    except (EOFError, OSError):
-        return
+    serve_jobs(pipe, lambda cell: _run_logged(cell, root, prepare, resume))
 
 
 def _run_logged(cell: Cell, root: Path, prepare: Preparer, resume: bool) -> CellResult | None:
@@ -144,14 +116,10 @@ def _run_logged(cell: Cell, root: Path, prepare: Preparer, resume: bool) -> Cell
         return failed(cell, f"a package is missing: {missing.name}")
 
 
-def _leave(*_: object) -> None:
-    # Unlike the default, this runs the handlers that remove half-written files.
-    raise SystemExit(1)
-
-
 def _how_it_died(worker: _Worker) -> str:
-    code = worker.process.exitcode or 0
-    if code >= 0:
-        return f"its process ended with exit code {code}; train.log in its folder may tell why"
-    hint = "; if the machine ran out of memory, lower --jobs" if code == -signal.SIGKILL else ""
-    return f"its process was killed by {signal.Signals(-code).name}{hint}"
+    hint = (
+        "if the machine ran out of memory, lower --jobs"
+        if worker.was_killed
+        else "train.log in its folder may tell why"
+    )
+    return f"its process {worker.how_it_ended()}; {hint}"
