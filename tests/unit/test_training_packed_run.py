@@ -13,9 +13,7 @@ from preft_cli.training import session
 from preft_cli.training.plan import plan_train
 from preft_cli.training.run import train
 from tests.unit import test_training_run as runs
-from tests.unit.test_training_run import base, config, logged, one_thread
-
-__all__ = ["base", "one_thread"]
+from tests.unit.test_training_run import config, logged
 
 
 def conversation(n: int, turns: int) -> dict[str, Any]:

@@ -18,9 +18,7 @@ from preft_cli.training.run import train
 from preft_cli.training.sweep.folders import state_of
 from preft_cli.training.sweep.grid import Cell
 from tests.unit.test_training_keep import EARLY, OTHERS, evaluated
-from tests.unit.test_training_run import ROWS, base, config, logged, one_thread
-
-__all__ = ["base", "one_thread"]
+from tests.unit.test_training_run import ROWS, config, logged
 
 
 @pytest.fixture
