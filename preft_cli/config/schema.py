@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from preft_cli.config.bench_section import BenchConfig, LoadConfig
+from preft_cli.config.grpo_section import GrpoConfig, RewardConfig
 from preft_cli.config.section import Arm, Dtype, Layer, Method, PositiveInt, Rank, Section
 from preft_cli.config.sizes import Size
 from preft_cli.config.train_section import TrainConfig
@@ -23,11 +24,13 @@ __all__ = [
     "ConvertConfig",
     "Dtype",
     "EvalConfig",
+    "GrpoConfig",
     "LoadConfig",
     "Method",
     "ModelConfig",
     "PreftConfig",
     "ProjectConfig",
+    "RewardConfig",
     "Section",
     "ServeConfig",
     "TrainConfig",

@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from preft_cli.config.grpo_section import GrpoConfig
 from preft_cli.config.section import Dtype, Fraction, PositiveInt, Section
 
 
@@ -15,8 +16,11 @@ def _tensorboard() -> list[Literal["tensorboard", "wandb"]]:
 
 
 class TrainConfig(Section):
-    """Supervised finetuning."""
+    """Supervised finetuning, or reinforcement learning."""
 
+    task: Literal["sft", "grpo"] = Field(
+        "sft", description="sft: learn the answers of train.file. grpo: learn what train.grpo rewards."
+    )
     file: Path = Field(
         Path("train.jsonl"),
         description="Training conversations: a .jsonl or .parquet file, or a data set of the Hub (owner/name).",
@@ -69,6 +73,7 @@ class TrainConfig(Section):
     parallel: Literal["ddp", "fsdp"] = Field(
         "ddp", description="With several processes: a copy of the base model in each (ddp), or a share of it (fsdp)."
     )
+    grpo: GrpoConfig = Field(default_factory=GrpoConfig)
     quantize_base: Literal["8bit", "4bit"] | None = Field(
         None, description="Train on a base model quantised by bitsandbytes, which is installed apart; less memory."
     )
