@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from preft_cli.config.schema import PreftConfig
 from preft_cli.console import say
 from preft_cli.errors import UserError
+from preft_cli.rl.result import RlResult
 from preft_cli.threads import wait_politely
 from preft_cli.training import processes
 from preft_cli.training.lock import only_writer
@@ -30,7 +31,7 @@ def train(
     resume: bool = False,
     overwrite: bool = False,
     prepared: Prepared | None = None,
-) -> TrainResult:
+) -> TrainResult | RlResult:
     """Train the adapter of `config`; relative paths in it start at `root`. `prepared` is from `prepare(config, root)`.
 
     Leaves in the output folder: the resolved config, metrics.jsonl, loss.png, adapter/, checkpoints/ and result.json.
