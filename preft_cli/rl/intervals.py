@@ -44,7 +44,7 @@ def paired_difference(both: int, first: int, second: int, neither: int) -> tuple
 def _correlation(both: int, first: int, second: int, neither: int) -> float:
     """Of the two measurements, with Newcombe's correction for continuity where it is above 0."""
     margins = (both + first) * (second + neither) * (both + second) * (first + neither)
-    product = both * neither - first * second
+    product = float(both * neither - first * second)
     if product > 0:
-        product = max(product - (both + first + second + neither) / 2, 0)
+        product = max(product - (both + first + second + neither) / 2, 0.0)
     return product / math.sqrt(margins) if margins else 0.0

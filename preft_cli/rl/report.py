@@ -20,7 +20,9 @@ def facts(result: RlResult) -> dict[str, str]:
     found = about(result)
     found["problems"] = found.pop("rows")
     if summary.reward_first is not None and summary.reward_last is not None:
-        found["reward"] = f"{summary.reward_first:.3f} in the first ten steps, {summary.reward_last:.3f} in the last ten"
+        found["reward"] = (
+            f"{summary.reward_first:.3f} in the first ten steps, {summary.reward_last:.3f} in the last ten"
+        )
     if result.held_out:
         found |= _accuracy(result.held_out)
     found |= _steps(summary)
@@ -62,7 +64,9 @@ def _steps(summary: RunSummary) -> dict[str, str]:
         most = "" if summary.logprob_gap_max is None else f", {summary.logprob_gap_max:.3f} at most"
         told["trainer and engine"] = f"log-probabilities differ by {summary.logprob_gap_mean:.4f} nats{most}"
     if summary.tied_share is not None:
-        without = f"; {summary.steps_without_signal} steps had nothing to learn from" if summary.steps_without_signal else ""
+        without = (
+            f"; {summary.steps_without_signal} steps had nothing to learn from" if summary.steps_without_signal else ""
+        )
         told["groups that tie"] = f"{summary.tied_share:.0%}: all answers earned the same{without}"
     if summary.cut_share:
         told["answers cut"] = f"{summary.cut_share:.1%}, at train.grpo.max_completion_length"

@@ -88,9 +88,7 @@ class Watcher:
                 "no answer is right. Either the problems are too hard (take easier ones, worked examples, or more "
                 "train.grpo.num_generations), or the reward does not recognise right answers: compare"
             )
-        return (
-            "each problem is either always or never solved. Take problems in between, or more train.grpo.num_generations"
-        )
+        return "each problem is either always or never solved. Take problems in between, or more train.grpo.num_generations"
 
     def _never_fires(self, stats: StepStats) -> str:
         return (
