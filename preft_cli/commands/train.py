@@ -58,6 +58,10 @@ def command(
             raise typer.Exit(2)
     elif as_json:
         print_json(result)
+    elif result.task == "grpo":
+        from preft_cli.rl.report import print_result as print_rl_result
+
+        print_rl_result(result)
     else:
         from preft_cli.training.report import print_result
 

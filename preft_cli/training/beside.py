@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from preft_cli.data.turn import Row
+from preft_cli.rl.result import RlResult, parse_result
+from preft_cli.training.measure import Measured
 from preft_cli.training.output import RunFolder
-from preft_cli.training.result import EarlierRun, HeldOutLoss, TrainResult
+from preft_cli.training.result import EarlierRun, TrainResult
 
 NEWEST = 100
 """As many are looked at: a fleet of adapters may have thousands of runs in one folder."""
@@ -23,7 +25,7 @@ def rows_digest(rows: Sequence[Row]) -> str:
     return hashlib.sha256(json.dumps(ids).encode()).hexdigest()
 
 
-def earlier_runs(folder: Path, base_model: str, held_out: HeldOutLoss | None) -> list[EarlierRun]:
+def earlier_runs(folder: Path, base_model: str, held_out: Measured | None) -> list[EarlierRun]:
     """The comparable runs beside `folder`, by name. Whatever else lies there is passed over in silence."""
     if held_out is None or held_out.digest is None:
         return []
@@ -55,8 +57,8 @@ def _newest_results(folder: Path) -> list[Path]:
     return [path for _, path in sorted(dated, reverse=True)[:NEWEST]]
 
 
-def _read(path: Path) -> tuple[Path, TrainResult] | None:
+def _read(path: Path) -> tuple[Path, TrainResult | RlResult] | None:
     try:
-        return path, TrainResult.model_validate_json(path.read_bytes())
+        return path, parse_result(path.read_bytes())
     except (OSError, ValueError):  # pydantic's error for what is no result is a ValueError
         return None

@@ -2,6 +2,7 @@
 
 {"kind": "train", "step": 3, "loss": 2.31, "learning_rate": 0.001, "grad_norm": 0.8, "tokens_per_s": 210.5, …}
 {"kind": "eval", "step": 0, "which": "base", "loss": 3.21, "split": "held-out"}
+{"kind": "eval", "step": 0, "which": "base", "accuracy": 0.21, "right": 42, "total": 200, "split": "held-out"}
 """
 
 from __future__ import annotations
@@ -21,13 +22,18 @@ class Metrics:
         self.path = path
         self._writes = writes
 
-    def train(self, step: int, **values: float) -> None:
-        """One logged optimizer step."""
+    def train(self, step: int, **values: Any) -> None:
+        """One logged optimizer step: numbers, or numbers by name."""
         self._append({"kind": "train", "step": step, **values})
 
     def evaluation(self, step: int, which: str, loss: float, split: str = "held-out") -> None:
         """One loss on the rows of `split` (held-out or validation); `which` is base or adapter."""
         self._append({"kind": "eval", "step": step, "which": which, "loss": loss, "split": split})
+
+    def accuracy(self, step: int, which: str, right: int, total: int, split: str = "held-out") -> None:
+        """How many problems of `split` were solved; `which` is base or adapter."""
+        counts = {"accuracy": right / total, "right": right, "total": total}
+        self._append({"kind": "eval", "step": step, "which": which, **counts, "split": split})
 
     def rows(self) -> list[dict[str, Any]]:
         """Everything written so far; a last line that was cut by a crash is left out."""

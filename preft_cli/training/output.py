@@ -11,6 +11,7 @@ import yaml
 from engine_patch.store.atomic import atomic_write
 from preft_cli.config.schema import PreftConfig
 from preft_cli.errors import UserError
+from preft_cli.rl.result import RlResult, parse_result
 from preft_cli.training.lock import NAME
 from preft_cli.training.result import TrainResult
 
@@ -106,14 +107,14 @@ class RunFolder:
         """Whether the run of exactly this config has ended: with these weights, measured on these held-out rows."""
         return self.result.is_file() and _decisive(self.recorded(), HARMLESS) == _decisive(_dump(config), HARMLESS)
 
-    def read_result(self) -> TrainResult:
+    def read_result(self) -> TrainResult | RlResult:
         """The result of a finished run.
 
         Raises:
             UserError: it is damaged.
         """
         try:
-            return TrainResult.model_validate_json(self.result.read_bytes())
+            return parse_result(self.result.read_bytes())
         except (OSError, ValueError) as error:
             raise UserError(
                 f"{self.result} is damaged; remove it, and --resume makes it anew from the last checkpoint"

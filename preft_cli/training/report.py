@@ -8,7 +8,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from preft_cli.console import duration, err, say
-from preft_cli.training.result import EarlierRun, HeldOutLoss, LastAdapter, TrainResult
+from preft_cli.training.measure import Measured
+from preft_cli.training.result import EarlierRun, LastAdapter, RunResult, TrainResult
 
 SHOWN = 10
 """Earlier runs in the table."""
@@ -17,9 +18,14 @@ _COMPARED = {"adapter", "method", "ranks", "trainable_parameters", "steps"}
 
 def print_result(result: TrainResult) -> None:
     """A table of the run, one that compares it with earlier ones, and where each artefact lies, on stderr."""
-    table = Table("trained", result.adapter)
-    for name, value in _facts(result).items():
-        table.add_row(name, value)
+    print_run(result, _facts(result))
+
+
+def print_run(result: RunResult, facts: dict[str, str]) -> None:
+    """The same of any run, with the rows of its table."""
+    table = Table("trained", escape(result.adapter))
+    for name, value in facts.items():
+        table.add_row(name, escape(value))
     err.print(table)
     if result.held_out and result.beside:
         err.print(_comparison(result, result.held_out))
@@ -29,39 +35,51 @@ def print_result(result: TrainResult) -> None:
         say(f"{name:<{width}}  {path}")
 
 
-def _comparison(result: TrainResult, held_out: HeldOutLoss) -> Table:
+def _comparison(result: RunResult, held_out: Measured) -> Table:
     """This run and the best of those beside it, best first."""
-    earlier = sorted(result.beside, key=lambda run: run.held_out.adapter)
+    measure = held_out.measure
+    earlier = sorted(result.beside, key=_order)
     more = f"and {len(earlier) - SHOWN} more in result.json" if len(earlier) > SHOWN else None
     table = Table(title="beside earlier runs on the same held-out rows", title_justify="left", caption=more)
     table.add_column("run", overflow="fold", min_width=10)
     table.add_column("method", no_wrap=True)
-    for column in ("rank", "parameters", "steps", "loss", "change"):
+    for column in ("rank", "parameters", "steps", measure.name, "change"):
         table.add_column(column, justify="right", no_wrap=True)
-    table.add_row("base model", "", "", "", "", f"{held_out.base:.2f}", "")
-    this = EarlierRun(folder=Path(), held_out=held_out, **result.model_dump(include=_COMPARED))
-    for run in sorted([this, *earlier[:SHOWN]], key=lambda run: run.held_out.adapter):
+    table.add_row("base model", "", "", "", "", measure.text(held_out.base_value), "")
+    this = EarlierRun.model_validate({"folder": Path(), "held_out": held_out, **result.model_dump(include=_COMPARED)})
+    for run in sorted([this, *earlier[:SHOWN]], key=_order):
         table.add_row(
             "this run" if run is this else escape(run.folder.name),
             run.method,
-            _ranks(run.ranks),
+            ranks_text(run.ranks),
             _millions(run.trainable_parameters),
             str(run.steps),
-            f"{run.held_out.adapter:.2f}",
-            f"{run.held_out.relative_change:+.1%}",
+            measure.text(run.held_out.adapter_value),
+            measure.change(run.held_out.adapter_value, held_out.base_value),
             style="bold" if run is this else None,
         )
     return table
 
 
-def _facts(result: TrainResult) -> dict[str, str]:
-    facts = {
-        "method": f"{result.method} of rank {_ranks(result.ranks)} on {result.base_model}",
+def _order(run: EarlierRun) -> float:
+    return run.held_out.measure.order(run.held_out.adapter_value)
+
+
+def about(result: RunResult) -> dict[str, str]:
+    """What was trained: the rows that begin the table of any run."""
+    return {
+        "method": f"{result.method} of rank {ranks_text(result.ranks)} on {result.base_model}",
         "parameters": _parameters(result),
         "rows": f"{result.rows}"
         + (f" ({result.dropped} longer than train.max_length dropped)" if result.dropped else ""),
-        "steps": f"{result.steps} ({result.epochs:.2f} epochs)" + (", stopped early" if result.stopped_early else ""),
+        "steps": f"{result.steps} ({result.epochs:.2f} epochs)",
     }
+
+
+def _facts(result: TrainResult) -> dict[str, str]:
+    facts = about(result)
+    if result.stopped_early:
+        facts["steps"] += ", stopped early"
     if result.chosen_on:
         facts["kept"] = f"step {result.kept_step}, by {result.chosen_on} loss"
     if result.train_loss is not None:
@@ -74,13 +92,17 @@ def _facts(result: TrainResult) -> dict[str, str]:
     if result.last:
         facts[f"last adapter, step {result.last.step}"] = _last_losses(result.last)
     facts["speed"] = (
-        f"{result.tokens_per_s:.0f} tokens/s, {result.dtype} on {_where(result)}, {duration(result.seconds)}"
+        f"{result.tokens_per_s:.0f} tokens/s, {result.dtype} on {where(result)}, {duration(result.seconds)}"
     )
-    if result.peak_memory is not None:
-        facts["memory"] = f"{result.peak_memory / 2**30:.2f} GiB at most" + (
-            "" if result.num_processes == 1 else " each"
-        )
-    return facts
+    return facts | memory(result)
+
+
+def memory(result: RunResult) -> dict[str, str]:
+    """The row of the peak memory, if it is known."""
+    if result.peak_memory is None:
+        return {}
+    each = "" if result.num_processes == 1 else " each"
+    return {"memory": f"{result.peak_memory / 2**30:.2f} GiB at most{each}"}
 
 
 def _last_losses(last: LastAdapter) -> str:
@@ -88,16 +110,17 @@ def _last_losses(last: LastAdapter) -> str:
     return ", ".join(f"{name} loss {loss:.2f}" for name, loss in losses.items() if loss is not None)
 
 
-def _where(result: TrainResult) -> str:
+def where(result: RunResult) -> str:
+    """`cuda`, or `2 x cuda`."""
     return result.device if result.num_processes == 1 else f"{result.num_processes} x {result.device}"
 
 
-def _ranks(ranks: dict[str, int]) -> str:
+def ranks_text(ranks: dict[str, int]) -> str:
     """16+8 for lorap+direftp, unless both are the same."""
     return "+".join(map(str, ranks.values() if len(set(ranks.values())) > 1 else list(ranks.values())[:1])) or "?"
 
 
-def _parameters(result: TrainResult) -> str:
+def _parameters(result: RunResult) -> str:
     total = _millions(result.trainable_parameters)
     parts = " + ".join(f"{part} {_millions(number)}" for part, number in result.parameters.items())
     return f"{total} ({parts})" if len(result.parameters) > 1 else total

@@ -3,38 +3,34 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from preft_cli.bench.results import Hardware
+from preft_cli.rl.accuracy import HeldOutAccuracy
+from preft_cli.training.measure import LOSS, Measure, Measured
 
 SCHEMA_VERSION = 1
 
 
-class HeldOutLoss(BaseModel):
+class HeldOutLoss(Measured):
     """Mean loss per completion token (nats) on the rows of one file."""
 
-    model_config = ConfigDict(frozen=True)
-
+    measure: ClassVar[Measure] = LOSS
     base: float
     adapter: float
-    rows: int
-    dropped: int = Field(description="Rows longer than train.max_length.")
-    digest: str | None = Field(None, description="Of the rows' token ids: equal for runs that can be compared.")
 
     @property
-    def relative_change(self) -> float:
-        """-0.3 means that the adapter's loss is 30% lower than the base model's."""
-        return (self.adapter - self.base) / self.base
+    def base_value(self) -> float:
+        return self.base
 
-    def line(self, split: str = "held-out") -> str:
-        """For people."""
-        return f"{split} loss: {self.summary()}"
+    @property
+    def adapter_value(self) -> float:
+        return self.adapter
 
     def summary(self) -> str:
-        """The same without a name."""
-        return f"base {self.base:.2f}, adapter {self.adapter:.2f} ({self.relative_change:+.1%})"
+        return f"base {self.base:.2f}, adapter {self.adapter:.2f} ({self.measure.change(self.adapter, self.base)})"
 
 
 class LastAdapter(BaseModel):
@@ -58,43 +54,29 @@ class EarlierRun(BaseModel):
     ranks: dict[str, int]
     trainable_parameters: int
     steps: int
-    held_out: HeldOutLoss
+    held_out: HeldOutLoss | HeldOutAccuracy
 
 
-class TrainResult(BaseModel):
-    """One finished run."""
+class RunResult(BaseModel):
+    """One finished run, whatever it learnt from."""
 
     model_config = ConfigDict(frozen=True)
 
     schema_version: int = SCHEMA_VERSION
     kind: Literal["train"] = "train"
+    task: Literal["sft", "grpo"]
     adapter: str = Field(description="Its name.")
     method: str
     base_model: str
     digest: str = Field(description="Content digest of the adapter.")
     steps: int
     epochs: float
-    rows: int = Field(description="Training rows: assistant turns that fit into train.max_length.")
+    rows: int = Field(description="Training rows that fit into train.max_length: assistant turns, or problems.")
     dropped: int = Field(description="Rows that were longer.")
-    train_loss: float | None = Field(description="Loss of the last logged step.")
-    held_out: HeldOutLoss | None = Field(description="Of the kept adapter on eval.file; None without one.")
-    validation: HeldOutLoss | None = Field(None, description="The same on train.validation_file.")
-    chosen_on: Literal["validation", "held-out"] | None = Field(
-        None, description="The rows that decided which adapter is kept or when to stop; their loss is no unbiased one."
-    )
-    kept_step: int | None = Field(None, description="Step of the adapter that is kept.")
-    best_step: int | None = Field(
-        None, description="Step with the lowest loss while training; None: none was measured."
-    )
-    stopped_early: bool = Field(False, description="By train.early_stopping.")
-    last: LastAdapter | None = Field(
-        None, description="None where the adapter of the last step is the one that is kept."
-    )
+    held_out: Measured | None = Field(description="Of the kept adapter on held-out data; None without any.")
     trainable_parameters: int
     ranks: dict[str, int] = Field(default_factory=dict, description="By part of the method: lora, direft.")
     parameters: dict[str, int] = Field(default_factory=dict, description="Trainable ones, by part.")
-    tokens: int = Field(description="Prompt and completion tokens trained on by this call.")
-    tokens_per_s: float = Field(description="Within steps, without evaluations and checkpoints.")
     seconds: float = Field(description="Time in the training loop of this call.")
     num_processes: int = 1
     peak_memory: int | None = Field(
@@ -112,3 +94,25 @@ class TrainResult(BaseModel):
         default_factory=list,
         description="Finished runs in folders beside this one that were measured on the same rows.",
     )
+
+
+class TrainResult(RunResult):
+    """A finished run of supervised finetuning."""
+
+    task: Literal["sft"] = "sft"
+    train_loss: float | None = Field(description="Loss of the last logged step.")
+    held_out: HeldOutLoss | None = Field(description="Of the kept adapter on eval.file; None without one.")
+    validation: HeldOutLoss | None = Field(None, description="The same on train.validation_file.")
+    chosen_on: Literal["validation", "held-out"] | None = Field(
+        None, description="The rows that decided which adapter is kept or when to stop; their loss is no unbiased one."
+    )
+    kept_step: int | None = Field(None, description="Step of the adapter that is kept.")
+    best_step: int | None = Field(
+        None, description="Step with the lowest loss while training; None: none was measured."
+    )
+    stopped_early: bool = Field(False, description="By train.early_stopping.")
+    last: LastAdapter | None = Field(
+        None, description="None where the adapter of the last step is the one that is kept."
+    )
+    tokens: int = Field(description="Prompt and completion tokens trained on by this call.")
+    tokens_per_s: float = Field(description="Within steps, without evaluations and checkpoints.")

@@ -53,7 +53,7 @@ def swept(of: Grid, cells: list[CellResult]) -> SweepResult:
         created=datetime(2026, 5, 14, tzinfo=UTC),
         command="preft train",
         base_model="owner/model",
-        base_loss=4.0,
+        base=4.0,
         swept=of.swept,
         choose=list(of.choose),
         complete=True,

@@ -12,7 +12,7 @@ import pytest
 from preft_cli.training.sweep.notes import comparable, notes_of
 from preft_cli.training.sweep.plot import lines_of, picture_of
 from preft_cli.training.sweep.report import print_sweep, write_files
-from preft_cli.training.sweep.result import Losses, SweepResult
+from preft_cli.training.sweep.result import OverSeeds, SweepResult
 from preft_cli.training.sweep.summary import at_edge, points_of
 from tests.unit.sweeps import grid, loss, results, swept
 
@@ -50,7 +50,7 @@ def test_the_choice_goes_by_the_mean_on_validation_rows_alone() -> None:
     assert len(points) == 2
     # Means 3.1, 2.3, 2.25: the last one, although the second has the lowest seed and the first the lowest held-out loss.
     assert points[0].chosen == {"train.learning_rate": 1e-2}
-    assert points[0].held_out == Losses.of({0: 2.2, 1: 2.4})
+    assert points[0].held_out == OverSeeds.of({0: 2.2, 1: 2.4})
     assert points[0].at_edge == ["train.learning_rate"]
     means = [candidate.validation.mean for candidate in points[0].candidates if candidate.validation]
     assert means == pytest.approx([3.1, 2.3, 2.25])
@@ -76,7 +76,7 @@ def test_a_value_that_fails_for_one_seed_is_not_chosen() -> None:
 def test_without_a_choice_the_seeds_that_are_left_are_told() -> None:
     made = grid("project.seed=0,1,2")
     points = points_of(made, results(made, lambda cell: (1, 2) if cell.config.project.seed else None))
-    assert points[0].held_out == Losses.of({1: 2, 2: 2})
+    assert points[0].held_out == OverSeeds.of({1: 2, 2: 2})
     assert points[0].failed == ["seed=0"]
 
 

@@ -6,18 +6,18 @@ import gc
 import json
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from preft_cli.config.schema import PreftConfig
 from preft_cli.errors import UserError
+from preft_cli.rl.curve import curve_of
+from preft_cli.rl.result import RlResult
 from preft_cli.training.interrupt import InterruptedRunError
+from preft_cli.training.metrics import Metrics
 from preft_cli.training.result import TrainResult
 from preft_cli.training.sweep.folders import folder_of
 from preft_cli.training.sweep.grid import Cell
 from preft_cli.training.sweep.result import CellResult
-
-if TYPE_CHECKING:
-    from preft_cli.training.prepare import Prepared
 
 # What rows and base model do not depend on. Whatever is not named here counts as if they did.
 _FREE = {
@@ -66,10 +66,15 @@ class Preparer:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._prepared: dict[str, Prepared] = {}
+        self._prepared: dict[str, Any] = {}
 
-    def __call__(self, config: PreftConfig) -> Prepared:
-        """As `prepare(config, root)`."""
+    def __call__(self, config: PreftConfig) -> Any:
+        """As `prepare(config, root)` or, for `train.task: grpo`, as `prepare_rl(config, root)`."""
+        if config.train.task == "grpo":
+            from preft_cli.rl.prepare import prepare_rl  # type: ignore[import-not-found, import-untyped, unused-ignore]
+
+            # Problems are few and short: each cell reads its own, and nothing is held for hundreds of cells.
+            return prepare_rl(config, self._root)
         from preft_cli.training.prepare import prepare, prepare_again
 
         key = rows_key(config)
@@ -100,7 +105,7 @@ def run_cell(cell: Cell, root: Path, prepare: Preparer, *, resume: bool) -> Cell
 
     try:
         going_on = resume and folder_of(cell, root).in_use()
-        return done(cell, train(cell.config, root, resume=going_on, prepared=prepare(cell.config)))
+        return done(cell, train(cell.config, root, resume=going_on, prepared=prepare(cell.config)), root)
     except UserError as error:
         if isinstance(error.__cause__, InterruptedRunError):
             raise error.__cause__ from None
@@ -131,16 +136,19 @@ def _free_memory() -> None:
         torch.cuda.empty_cache()
 
 
-def done(cell: Cell, result: TrainResult) -> CellResult:
+def done(cell: Cell, result: TrainResult | RlResult, root: Path) -> CellResult:
     """What is kept of a finished run."""
-    losses = [loss.adapter for loss in (result.held_out, result.validation) if loss]
-    if not all(map(math.isfinite, losses)):
-        return failed(cell, "its loss on held-out rows is not a finite number")
+    known: dict[str, object] = {}
+    if isinstance(result, RlResult):
+        known["curve"] = curve_of(Metrics(folder_of(cell, root).metrics).rows())
+    else:
+        known |= {"validation": result.validation, "train_loss": result.train_loss}
+        losses = [loss.adapter for loss in (result.held_out, result.validation) if loss]
+        if not all(map(math.isfinite, losses)):
+            return failed(cell, "its loss on held-out rows is not a finite number")
     return _new(
         cell,
         held_out=result.held_out,
-        validation=result.validation,
-        train_loss=result.train_loss,
         trainable_parameters=result.trainable_parameters,
         steps=result.steps,
         seconds=result.seconds,
@@ -148,11 +156,12 @@ def done(cell: Cell, result: TrainResult) -> CellResult:
         device=result.device,
         dtype=result.dtype,
         git_commit=result.git_commit,
+        **known,
     )
 
 
 def failed(cell: Cell, error: str) -> CellResult:
-    """A run without losses, and why."""
+    """A run that was not measured, and why."""
     return _new(cell, error=error)
 
 

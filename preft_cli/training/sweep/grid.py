@@ -14,6 +14,7 @@ from preft_cli.config.overrides import Override
 from preft_cli.config.problems import ConfigErrors, Problem
 from preft_cli.config.schema import PreftConfig
 from preft_cli.config.swept import parse_values, split_sweep
+from preft_cli.training.measure import ACCURACY, LOSS, Measure
 from preft_cli.training.output import HARMLESS
 from preft_cli.training.sweep.names import cell_name, short_names
 
@@ -22,12 +23,23 @@ SEED, RANK, METHOD = "project.seed", "adapter.rank", "adapter.method"
 SECTIONS = ("adapter", "train")
 MAX_CELLS = 10_000
 
+_OTHER_PROBLEMS = "accuracies on different problems do not compare"
 _REFUSED = {
     "adapter.name": "all cells train the adapter of this name, and their folders have names of their own",
     "train.output_dir": "the cells' folders lie in it, named by their values",
     "train.validation_file": "losses on different rows do not compare",
     "train.max_length": "longer held-out rows are dropped, and losses on different rows do not compare",
     **{f"train.{key}": "it does not change what is trained" for key in HARMLESS - {"output_dir", "save_every"}},
+    "train.task": "a loss and an accuracy do not compare",
+    **{
+        f"train.grpo.{key}": _OTHER_PROBLEMS
+        for key in ("environment", "environment_args", "eval_problems", "worked_examples")
+    },
+    "train.grpo.rewards": "they decide what counts as solved, and accuracies by different rewards do not compare",
+    **{
+        f"train.grpo.{key}": "it does not change what is trained"
+        for key in ("rollout_url", "rollout_store", "in_flight")
+    },
     "train.save_every": "checkpoints do not change what is trained; how often runs are evaluated is train.eval_every",
 }
 
@@ -70,6 +82,11 @@ class Grid:
     """What the cells have in common."""
 
     @property
+    def measure(self) -> Measure:
+        """What tells the runs apart."""
+        return ACCURACY if self.config.train.task == "grpo" else LOSS
+
+    @property
     def swept(self) -> dict[str, list[Any]]:
         """The values of each swept key, as JSON has them."""
         keys = [key for axis in self.axes for key in axis.keys]
@@ -99,13 +116,23 @@ def parse_grid(sweeps: Sequence[str], choose: Sequence[str], config: PreftConfig
         problems.append(Problem("--sweep", f"{size} runs are too many; at most {MAX_CELLS} make a sweep"))
     if not problems:
         problems += _chosen_problems(axes, choose, config)
-    if not config.eval.file:
-        problems.append(
-            Problem("--sweep", "eval.file is not set: a sweep compares the losses on held-out conversations")
-        )
+    problems += _held_out_problems(config)
     if problems:
         raise ConfigErrors(problems)
     return Grid(tuple(axes), tuple(choose), _cells(axes, config), config)
+
+
+def _held_out_problems(config: PreftConfig) -> list[Problem]:
+    """Nothing to compare the runs by."""
+    if config.eval.file or (config.train.task == "grpo" and config.train.grpo.environment):
+        return []
+    if config.train.task == "grpo":
+        text = (
+            "neither train.grpo.environment nor eval.file is set: a sweep compares the accuracies on held-out problems"
+        )
+    else:
+        text = "eval.file is not set: a sweep compares the losses on held-out conversations"
+    return [Problem("--sweep", text)]
 
 
 def _axis(text: str) -> Axis:
@@ -119,7 +146,7 @@ def _axis(text: str) -> Axis:
 
 def _check_key(key: str, origin: str) -> None:
     section, _, name = key.partition(".")
-    if not name or "." in name:
+    if not name or "." in name.removeprefix("grpo." if section == "train" else ""):
         raise ConfigErrors([Problem(origin, f"{key}: expected section.key=value,value, such as {EXAMPLE}")])
     reason = _REFUSED.get(key)
     if key != SEED and section in PreftConfig.model_fields and section not in SECTIONS:
@@ -145,7 +172,15 @@ def _chosen_problems(axes: Sequence[Axis], choose: Sequence[str], config: PreftC
             )
         elif SEED in key.split(":"):
             problems.append(Problem(origin, "a seed is not chosen: losses are means over seeds"))
-    if choose and not config.train.validation_file:
+    if choose and config.train.task == "grpo":
+        problems.append(
+            Problem(
+                f"--choose {choose[0]}",
+                "train.task grpo measures held-out problems only, and what is chosen by the accuracy on these looks better "
+                "than it is: sweep without --choose, and compare all values in the table",
+            )
+        )
+    elif choose and not config.train.validation_file:
         problems.append(
             Problem(
                 f"--choose {choose[0]}",
@@ -182,10 +217,16 @@ def _cells(axes: Sequence[Axis], config: PreftConfig) -> tuple[Cell, ...]:
 def _cell(changes: Sequence[Override], short: dict[str, str], config: PreftConfig) -> Cell:
     checked = changed(config, changes)
     dumped = checked.model_dump(mode="json")
-    settings = {".".join(change.path): dumped[change.path[0]][change.path[1]] for change in changes}
+    settings = {".".join(change.path): _at(dumped, change.path) for change in changes}
     name = cell_name({short[key]: value for key, value in settings.items()})
     train = checked.train.model_copy(update={"output_dir": config.output_dir / name})
     return Cell(name, settings, checked.model_copy(update={"train": train}))
+
+
+def _at(data: Any, path: Sequence[str]) -> Any:
+    for name in path:
+        data = data[name]
+    return data
 
 
 def _same_name(cell: Cell, other: Cell, axes: Sequence[Axis]) -> Problem:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from preft_cli.rl.accuracy import HeldOutAccuracy
 from preft_cli.training.sweep.result import CellResult
 
 SAME_BASE = 1e-3
-"""The base model's losses of two runs may differ by so much, as a share, before it is worth a word: rounding."""
+"""What two runs measure of the base model may differ by so much, as a share, before it is worth a word: rounding."""
 
 
 def comparable(cells: Sequence[CellResult]) -> list[CellResult]:
-    """The cells, where those that were measured on other rows than the first one have no losses, but an error.
+    """The cells, where those that were measured on other rows than the first one have no numbers, but an error.
 
     Rows differ if a file was changed between a sweep and its --resume.
     """
@@ -25,7 +26,9 @@ def _judged(cell: CellResult, first: CellResult) -> CellResult:
         ("train.validation_file", cell.validation, first.validation),
     ):
         if one and other and one.digest != other.digest:
-            error = f"{setting} held other rows than for {first.name}: the losses do not compare; use --overwrite"
+            what = one.measure.name
+            held = "the held-out problems are others" if what == "accuracy" else f"{setting} held other rows"
+            error = f"{held} than for {first.name}: there is no comparing them; use --overwrite"
             return cell.model_copy(update={"held_out": None, "validation": None, "error": error})
     return cell
 
@@ -42,13 +45,28 @@ def notes_of(cells: Sequence[CellResult]) -> list[str]:
         for what, of in differing.items()
         if len(of) > 1
     ]
-    bases = [cell.held_out.base for cell in done if cell.held_out]
+    measured = [cell.held_out for cell in done if cell.held_out]
+    bases = [one.base_value for one in measured]
     if bases and max(bases) - min(bases) > SAME_BASE * min(bases):
+        measure = measured[0].measure
+        low, high, first = (measure.text(value) for value in (min(bases), max(bases), bases[0]))
+        why = "by type or quantisation" if measure.name == "loss" else "by type, sampling or the length of answers"
         notes.append(
-            f"the base model's own loss is {min(bases):.3f} to {max(bases):.3f}, by type or quantisation: the line and the "
-            f"changes are of the first run's, {bases[0]:.3f}"
+            f"the base model's own {measure.name} is {low} to {high}, {why}: the line and the changes are of the first "
+            f"run's, {first}"
         )
-    shortened = {cell.held_out.dropped for cell in done if cell.held_out and cell.held_out.dropped}
-    if shortened:
-        notes.append(f"{max(shortened)} held-out rows were longer than train.max_length and are not counted")
-    return notes
+    if shortened := max((one.dropped for one in measured), default=0):
+        notes.append(f"{shortened} held-out rows were longer than train.max_length and are not counted")
+    return notes + _constant_notes(done)
+
+
+def _constant_notes(done: Sequence[CellResult]) -> list[str]:
+    """A gain that answering always the same would have too is none."""
+    measured = [cell.held_out for cell in done if isinstance(cell.held_out, HeldOutAccuracy)]
+    beaten = [one for one in measured if one.constant and not one.beats_constant]
+    if not beaten:
+        return []
+    assert beaten[0].constant
+    return [
+        f"{len(beaten)} of {len(measured)} runs solve no more than the best constant answer, {beaten[0].constant.text()}"
+    ]

@@ -39,9 +39,23 @@ class SweepPlan(BaseModel):
     problems: list[str] = Field(description="What would stop the sweep at once.")
 
 
-JOBS_OF_PROCESSES = "--jobs runs cells side by side, and train.num_processes gives one cell several: use one of them"
-
 STEPS_HANG_ON = {"epochs", "max_steps", "batch_size", "gradient_accumulation_steps", "num_processes", "packing"}
+
+
+def jobs_problem(grid: Grid, jobs: int) -> str | None:
+    """Why the cells cannot run side by side."""
+    if jobs == 1:
+        return None
+    if any(cell.config.train.num_processes > 1 for cell in grid.cells):
+        return "--jobs runs cells side by side, and train.num_processes gives one cell several: use one of them"
+    train, share = grid.config.train, grid.config.serve.gpu_memory_utilization
+    if train.task == "grpo" and train.grpo.rollout_url is None and share is None:
+        return (
+            f"--jobs {jobs}: each run has an engine of its own, and each would take most of the device's memory. Set "
+            f"serve.gpu_memory_utilization to the share of an engine, such as {0.6 / jobs:.1g} for {jobs} runs on one device "
+            "(training needs some too)"
+        )
+    return None
 
 
 def new_problems(grid: Grid, known: set[str]) -> list[str]:
@@ -70,8 +84,8 @@ def plan_sweep(grid: Grid, root: Path, *, resume: bool, overwrite: bool, jobs: i
         )
     problems = [problem for plan in plans.values() for problem in plan.problems]
     problems += new_problems(grid, set(problems))
-    if jobs > 1 and any(cell.config.train.num_processes > 1 for cell in grid.cells):
-        problems.append(JOBS_OF_PROCESSES)
+    if refused := jobs_problem(grid, jobs):
+        problems.append(refused)
     try:
         check_folders(grid, root, resume=resume, overwrite=overwrite)
     except UserError as refused:

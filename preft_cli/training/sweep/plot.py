@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,7 +49,7 @@ def picture_of(swept: SweepResult) -> Any:
     """A figure of two panels."""
     made = figure(10, 4.8)
     left, right = made.subplots(1, 2, sharey=True)
-    looks = _looks(swept.points)
+    looks = looks_of(_methods(swept.points))
     ranks = sorted({point.rank for point in swept.points})
     _panel(left, swept, lines_of(swept.points, lambda point: point.rank), looks)
     _panel(right, swept, lines_of(swept.points, lambda point: point.trainable_parameters), looks)
@@ -65,8 +65,8 @@ def picture_of(swept: SweepResult) -> Any:
     left.set_ylabel("nats per completion token", fontsize=9.5)
     _show_differences(left, swept)
     made.legend(*left.get_legend_handles_labels(), fontsize=9, frameon=False, loc="outside right center")
-    made.suptitle(_title(swept), x=0.01, ha="left", fontsize=13, fontweight="bold", color=INK)
-    made.supxlabel(_foot(swept), x=0.01, ha="left", fontsize=8.5, color=FAINT)
+    made.suptitle(title(swept), x=0.01, ha="left", fontsize=13, fontweight="bold", color=INK)
+    made.supxlabel(foot(swept), x=0.01, ha="left", fontsize=8.5, color=FAINT)
     return made
 
 
@@ -92,33 +92,40 @@ def _show_differences(axes: Any, swept: SweepResult) -> None:
     losses = [point.held_out for point in swept.points if point.held_out]
     low, high = min((loss.low for loss in losses), default=0.0), max((loss.high for loss in losses), default=0.0)
     span = max(high - low, 0.02 * high)
-    if swept.base_loss is not None and swept.base_loss > high + MOST_EMPTY * span:
+    if swept.base is not None and swept.base > high + MOST_EMPTY * span:
         axes.set_ylim(low - 0.1 * span, high + 0.3 * span)
         for panel in axes.figure.axes:
             panel.axhline(high + 0.22 * span, color=COLOURS["base"], linestyle="--", linewidth=1.3)
-            text = f"base model: {swept.base_loss:.2f}, not to scale"
+            text = f"base model: {swept.base:.2f}, not to scale"
             panel.annotate(text, (0.99, high + 0.2 * span), xycoords=panel.get_yaxis_transform(), **BELOW)
 
 
-def _looks(points: list[Point]) -> dict[str, dict[str, Any]]:
-    """Colour, marker and line style by line: the method's, and a style of its own among those of a method."""
+def looks_of(lines: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """Colour, marker and line style by line, from its method: the method's, and a style of its own among those of a method."""
     looks: dict[str, dict[str, Any]] = {}
     of_method: dict[str, int] = {}
-    for point in points:
-        if point.line not in looks:
-            number = of_method[point.method] = of_method.get(point.method, -1) + 1
-            looks[point.line] = {
-                "color": METHOD_COLOURS[point.method],
-                "marker": METHOD_MARKERS[point.method],
-                "linestyle": STYLES[number % len(STYLES)],
-            }
+    for line, method in lines.items():
+        number = of_method[method] = of_method.get(method, -1) + 1
+        looks[line] = {
+            "color": METHOD_COLOURS[method],
+            "marker": METHOD_MARKERS[method],
+            "linestyle": STYLES[number % len(STYLES)],
+        }
     return looks
 
 
+def _methods(points: list[Point]) -> dict[str, str]:
+    """By line, the method of its first point: a line "best method" has several."""
+    methods: dict[str, str] = {}
+    for point in points:
+        methods.setdefault(point.line, point.method)
+    return methods
+
+
 def _panel(axes: Any, swept: SweepResult, lines: dict[str, list[Mark]], looks: dict[str, dict[str, Any]]) -> None:
-    if swept.base_loss is not None:
-        label = f"base model: {swept.base_loss:.2f}"
-        axes.axhline(swept.base_loss, color=COLOURS["base"], linestyle="--", linewidth=1.3, label=label)
+    if swept.base is not None:
+        label = f"base model: {swept.base:.2f}"
+        axes.axhline(swept.base, color=COLOURS["base"], linestyle="--", linewidth=1.3, label=label)
     for line, marks in lines.items():
         around = [[mark.mean - mark.low for mark in marks], [mark.high - mark.mean for mark in marks]]
         means, places = [mark.mean for mark in marks], [mark.x for mark in marks]
@@ -132,18 +139,23 @@ def _panel(axes: Any, swept: SweepResult, lines: dict[str, list[Mark]], looks: d
         axes.plot([], [], "o", mfc="white", mec=FAINT, mew=1.5, markersize=6, label=label)
 
 
-def _title(swept: SweepResult) -> str:
+def title(swept: SweepResult) -> str:
+    """`SmolLM2-135M-Instruct, 1 x NVIDIA H200, 2026-05-14`."""
     device = next((cell.device for cell in swept.cells if cell.device), "cpu")
     return f"{Path(swept.base_model).name}, {machine(swept.hardware, device)}, {swept.created:%Y-%m-%d}"
 
 
-def _foot(swept: SweepResult) -> str:
+def foot(swept: SweepResult) -> str:
     """What was measured, in one or two lines."""
     seeds = sorted({cell.seed for cell in swept.cells})
     rows = next((cell.held_out.rows for cell in swept.cells if cell.held_out), 0)
     steps = sorted({cell.steps for cell in swept.cells if cell.steps})
+    train = swept.config["train"]
+    measured_on = f"{train['file']}, {rows} held-out rows"
+    if swept.measure == "accuracy":
+        measured_on = f"{train['grpo']['environment'] or train['file']}, {rows} held-out problems"
     told = [
-        f"{swept.config['train']['file']}, {rows} held-out rows",
+        measured_on,
         f"{steps[0]} steps" if len(steps) == 1 else f"{steps[0]} to {steps[-1]} steps" if steps else "",
         f"mean and range of {len(seeds)} seeds" if len(seeds) > 1 else "one seed",
         f"{', '.join(swept.choose)} chosen on validation rows" if swept.choose else "",

@@ -11,8 +11,9 @@ from rich.text import Text
 
 from preft_cli.bench.results import write_json
 from preft_cli.console import out, say, warn
+from preft_cli.training.measure import Measure
 from preft_cli.training.sweep.names import short_names, value_text
-from preft_cli.training.sweep.result import Losses, Point, SweepResult
+from preft_cli.training.sweep.result import OverSeeds, Point, SweepResult
 from preft_cli.training.sweep.table import write_csv
 
 EDGE = "*"
@@ -32,8 +33,10 @@ def write_files(swept: SweepResult, path: Path) -> None:
         return
     from preft_cli.bench.plot_style import save
     from preft_cli.training.sweep.plot import picture_of
+    from preft_cli.training.sweep.plot_accuracy import picture_of_accuracy
 
-    save(picture_of(swept), path.with_suffix(".png"))
+    draw = picture_of_accuracy if swept.measure == "accuracy" else picture_of
+    save(draw(swept), path.with_suffix(".png"))
     say(f"picture: {path.with_suffix('.png')}")
 
 
@@ -51,30 +54,35 @@ def print_sweep(swept: SweepResult) -> None:
 
 
 def table(swept: SweepResult) -> Table:
-    """Means with their range over seeds, and the change from the base model's loss."""
-    short = short_names(swept.swept)
+    """Means with their range over seeds, and the change from the base model."""
+    short, measure = short_names(swept.swept), swept.measured
     chosen = [key for name in swept.choose for key in name.split(":")]
     made = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     made.add_column("method", overflow="fold")
-    for heading in ["rank", "parameters", *(short[key] for key in chosen), "held-out loss", "change", "seeds"]:
+    for heading in ["rank", "parameters", *(short[key] for key in chosen), measure.held_out, "change", "seeds"]:
         made.add_column(heading, justify="right", no_wrap=True)
-    if swept.base_loss is not None:
-        made.add_row("base", "", "", *("" for _ in chosen), f"{swept.base_loss:.3f}", "", "")
+    for name, value in _lines_below(swept):
+        made.add_row(Text(name), "", "", *("" for _ in chosen), measure.text(value), "", "")
     lines = list(dict.fromkeys(point.line for point in swept.points))
     for point in sorted(swept.points, key=lambda one: lines.index(one.line)):
         made.add_row(*(Text(cell) for cell in _cells(point, chosen, swept)))
     return made
 
 
+def _lines_below(swept: SweepResult) -> list[tuple[str, float]]:
+    """What the methods must be better than."""
+    base = [] if swept.base is None else [("base", swept.base)]
+    return base + ([(f"always {swept.constant.answer!r}", swept.constant.accuracy.value)] if swept.constant else [])
+
+
 def _cells(point: Point, chosen: list[str], swept: SweepResult) -> list[str]:
-    change = point.held_out.mean / swept.base_loss - 1 if point.held_out and swept.base_loss else None
     return [
         point.line,
         str(point.rank),
         _parameters(point.trainable_parameters),
         *(_chosen(point, key) for key in chosen),
-        loss_text(point.held_out),
-        "-" if change is None else f"{change:+.1%}",
+        over_seeds(swept.measured, point.held_out),
+        swept.measured.change(point.held_out.mean, swept.base) if point.held_out and swept.base is not None else "-",
         _seeds(point),
     ]
 
@@ -98,9 +106,9 @@ def _seeds(point: Point) -> str:
     return f"{done}, {len(point.failed)} failed" if point.failed else str(done)
 
 
-def loss_text(losses: Losses | None) -> str:
+def over_seeds(measure: Measure, values: OverSeeds | None) -> str:
     """`3.051 (3.020-3.088)`; without a range for one seed."""
-    if losses is None:
+    if values is None:
         return "-"
-    around = f" ({losses.low:.3f}-{losses.high:.3f})" if len(losses.by_seed) > 1 else ""
-    return f"{losses.mean:.3f}{around}"
+    around = f" ({measure.text(values.low)}-{measure.text(values.high)})" if len(values.by_seed) > 1 else ""
+    return f"{measure.text(values.mean)}{around}"

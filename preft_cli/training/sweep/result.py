@@ -7,9 +7,12 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import AliasChoices, Field
 
 from preft_cli.bench.results import Hardware, Record
+from preft_cli.rl.accuracy import ConstantAnswer, HeldOutAccuracy
+from preft_cli.rl.curve import LearningCurve
+from preft_cli.training.measure import MEASURES, Measure, Name
 from preft_cli.training.result import HeldOutLoss
 
 
@@ -21,9 +24,10 @@ class CellResult(Record):
     method: str
     rank: int = Field(description="adapter.rank")
     seed: int
-    held_out: HeldOutLoss | None = Field(None, description="On eval.file.")
+    held_out: HeldOutLoss | HeldOutAccuracy | None = Field(None, description="On eval.file, or on held-out problems.")
     validation: HeldOutLoss | None = Field(None, description="On train.validation_file.")
     train_loss: float | None = None
+    curve: LearningCurve | None = Field(None, description="Rewards and accuracies while training, of train.task grpo.")
     trainable_parameters: int | None = None
     steps: int | None = None
     seconds: float | None = Field(None, description="In the training loop.")
@@ -31,11 +35,11 @@ class CellResult(Record):
     device: str | None = None
     dtype: str | None = None
     git_commit: str | None = None
-    error: str | None = Field(None, description="Why there are no losses.")
+    error: str | None = Field(None, description="Why nothing was measured.")
 
 
-class Losses(Record):
-    """A loss over seeds."""
+class OverSeeds(Record):
+    """A loss or an accuracy over seeds."""
 
     by_seed: dict[int, float]
     mean: float
@@ -43,7 +47,7 @@ class Losses(Record):
     high: float
 
     @classmethod
-    def of(cls, by_seed: Mapping[int, float]) -> Losses:
+    def of(cls, by_seed: Mapping[int, float]) -> OverSeeds:
         """Of at least one seed."""
         values = list(by_seed.values())
         return cls(by_seed=dict(by_seed), mean=statistics.fmean(values), low=min(values), high=max(values))
@@ -53,7 +57,7 @@ class Candidate(Record):
     """One value of the chosen keys."""
 
     settings: dict[str, Any]
-    validation: Losses | None = Field(description="None if it has failed for some seed, or is not done yet.")
+    validation: OverSeeds | None = Field(description="None if it has failed for some seed, or is not done yet.")
 
 
 class Point(Record):
@@ -64,11 +68,11 @@ class Point(Record):
     method: str
     rank: int
     trainable_parameters: int | None
-    held_out: Losses | None = Field(description="Of the chosen values; None if nothing could be chosen or measured.")
+    held_out: OverSeeds | None = Field(description="Of the chosen values; None if nothing could be chosen or measured.")
     chosen: dict[str, Any]
     at_edge: list[str] = Field(description="Chosen keys whose value is the smallest or largest of those tried.")
     candidates: list[Candidate] = Field(description="What was chosen among.")
-    failed: list[str] = Field(description="Names of the cells without losses, of all candidates.")
+    failed: list[str] = Field(description="Names of the cells that were not measured, of all candidates.")
 
 
 class SweepResult(Record):
@@ -79,7 +83,12 @@ class SweepResult(Record):
     created: datetime
     command: str
     base_model: str
-    base_loss: float | None = Field(description="The base model's held-out loss.")
+    measure: Name = Field(
+        "loss", description="What is measured on held-out rows: loss, or the accuracy of train.task grpo."
+    )
+    base: float | None = Field(
+        validation_alias=AliasChoices("base", "base_loss"), description="The base model's held-out loss or accuracy."
+    )
     swept: dict[str, list[Any]] = Field(description="Values by key, in the order of the options.")
     choose: list[str]
     complete: bool = Field(description="False while runs are left to do.")
@@ -95,5 +104,20 @@ class SweepResult(Record):
 
     @property
     def failed(self) -> list[CellResult]:
-        """The runs without losses."""
+        """The runs that were not measured."""
         return [cell for cell in self.cells if cell.error is not None]
+
+    @property
+    def measured(self) -> Measure:
+        """How to read the numbers."""
+        return MEASURES[self.measure]
+
+    @property
+    def base_accuracy(self) -> HeldOutAccuracy | None:
+        """What the first run measured: the base model's accuracy with its interval, and the best constant answer's."""
+        return next((cell.held_out for cell in self.cells if isinstance(cell.held_out, HeldOutAccuracy)), None)
+
+    @property
+    def constant(self) -> ConstantAnswer | None:
+        """The best constant answer."""
+        return self.base_accuracy.constant if self.base_accuracy else None

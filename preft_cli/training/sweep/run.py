@@ -22,7 +22,7 @@ from preft_cli.training.sweep.cell import Preparer, done, run_cell
 from preft_cli.training.sweep.folders import check_folders, clear, folder_of, state_of, summary_path
 from preft_cli.training.sweep.grid import Cell, Grid
 from preft_cli.training.sweep.notes import comparable, notes_of
-from preft_cli.training.sweep.plan import JOBS_OF_PROCESSES
+from preft_cli.training.sweep.plan import jobs_problem
 from preft_cli.training.sweep.result import CellResult, SweepResult
 from preft_cli.training.sweep.summary import points_of
 from preft_cli.training.sweep.workers import run_in_processes
@@ -47,11 +47,11 @@ def run_sweep(
     # As in `train`: Hugging Face's libraries and OpenMP read these when they are first loaded.
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     wait_politely()
-    if jobs > 1 and any(cell.config.train.num_processes > 1 for cell in grid.cells):
-        raise UserError(JOBS_OF_PROCESSES, 2)
+    if refused := jobs_problem(grid, jobs):
+        raise UserError(refused, 2)
     check_folders(grid, root, resume=resume, overwrite=overwrite)
     finished = [cell for cell in grid.cells if resume and state_of(cell, root) == "finished"]
-    found = {cell.name: done(cell, folder_of(cell, root).read_result()) for cell in finished}
+    found = {cell.name: done(cell, folder_of(cell, root).read_result(), root) for cell in finished}
     left = [cell for cell in grid.cells if cell.name not in found]
     prepare = Preparer(root)
     check_cells(left, prepare)
@@ -112,8 +112,7 @@ def _run_side_by_side(cells: Sequence[Cell], root: Path, jobs: int, resume: bool
     with InterruptRequest() as stop, progress("sweep", total=len(cells), unit="runs") as bar:
         for result in run_in_processes(cells, root, environments(jobs, _gpus(), cores()), stop, resume=resume):
             ended += 1
-            loss = f"held-out loss {result.held_out.adapter:.3f}" if result.held_out else "failed"
-            bar.update(ended, note=f"{result.name}: {loss}")
+            bar.update(ended, note=f"{result.name}: {_told(result)}")
             if result.error:
                 warn(f"{result.name}: {result.error}")
             yield result
@@ -121,6 +120,13 @@ def _run_side_by_side(cells: Sequence[Cell], root: Path, jobs: int, resume: bool
             raise InterruptedRunError
         if ended < len(cells):
             raise UserError("no worker process could be started; see above, or use --jobs 1")
+
+
+def _told(result: CellResult) -> str:
+    if result.held_out is None:
+        return "failed"
+    measure = result.held_out.measure
+    return f"{measure.held_out} {measure.text(result.held_out.adapter_value)}"
 
 
 def environments(jobs: int, gpus: Sequence[str], num_cores: int) -> list[dict[str, str]]:
@@ -150,6 +156,7 @@ class _Summary:
             "created": datetime.now(UTC),
             "command": command,
             "base_model": grid.config.model.base,
+            "measure": grid.measure.name,
             "swept": grid.swept,
             "choose": list(grid.choose),
             "config": grid.config.model_dump(mode="json"),
@@ -167,7 +174,7 @@ class _Summary:
                 **self._about,
                 "cells": cells,
                 "points": points_of(self._grid, cells),
-                "base_loss": next((cell.held_out.base for cell in cells if cell.held_out), None),
+                "base": next((cell.held_out.base_value for cell in cells if cell.held_out), None),
                 "complete": len(cells) == len(self._grid.cells),
                 "notes": notes_of(cells),
                 "seconds": round(time.monotonic() - self._started, 1),

@@ -1,4 +1,4 @@
-"""From the losses of cells to the points of the picture: means over seeds, and the choice by validation loss."""
+"""From what cells measured to the points of the picture: means over seeds, and the choice by validation loss."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from preft_cli.training.sweep.grid import METHOD, RANK, SEED, Axis, Grid
 from preft_cli.training.sweep.names import short_names, value_text
-from preft_cli.training.sweep.result import Candidate, CellResult, Losses, Point
+from preft_cli.training.sweep.result import Candidate, CellResult, OverSeeds, Point
 
 
 def points_of(grid: Grid, cells: Sequence[CellResult]) -> list[Point]:
@@ -22,6 +22,12 @@ def points_of(grid: Grid, cells: Sequence[CellResult]) -> list[Point]:
     tried = {key: [cell.settings[key] for cell in grid.cells] for key in chosen_keys}
     seeds = len({cell.config.project.seed for cell in grid.cells})
     return [_point(grid, group, own, chosen_keys, tried, seeds) for group in _groups(cells, own)]
+
+
+def cells_of(point: Point, cells: Iterable[CellResult]) -> list[CellResult]:
+    """The cells that a point is the mean of."""
+    wanted = point.settings | point.chosen
+    return [cell for cell in cells if all(cell.settings[key] == value for key, value in wanted.items())]
 
 
 def _groups(cells: Iterable[CellResult], keys: Sequence[str]) -> list[list[CellResult]]:
@@ -49,7 +55,7 @@ def _point(
     else:
         kept = cells
     chosen = {key: kept[0].settings[key] for key in chosen_keys} if kept else {}
-    measured = {cell.seed: cell.held_out.adapter for cell in kept if cell.held_out}
+    measured = {cell.seed: cell.held_out.adapter_value for cell in kept if cell.held_out}
     shown = kept[0] if kept else cells[0]
     return Point(
         line=line_name(grid, shown),
@@ -57,7 +63,7 @@ def _point(
         method=shown.method,
         rank=shown.rank,
         trainable_parameters=next((cell.trainable_parameters for cell in kept if cell.trainable_parameters), None),
-        held_out=Losses.of(measured) if measured else None,
+        held_out=OverSeeds.of(measured) if measured else None,
         chosen=chosen,
         at_edge=[key for key, value in chosen.items() if at_edge(value, tried[key])],
         candidates=candidates,
@@ -69,7 +75,7 @@ def _candidate(cells: Sequence[CellResult], keys: Sequence[str], seeds: int) -> 
     measured = {cell.seed: cell.validation.adapter for cell in cells if cell.validation}
     complete = len(measured) == seeds
     return Candidate(
-        settings={key: cells[0].settings[key] for key in keys}, validation=Losses.of(measured) if complete else None
+        settings={key: cells[0].settings[key] for key in keys}, validation=OverSeeds.of(measured) if complete else None
     )
 
 

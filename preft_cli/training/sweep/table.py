@@ -11,7 +11,7 @@ from preft_cli.training.sweep.names import value_text
 from preft_cli.training.sweep.result import Point, SweepResult
 
 COLUMNS = ("line", "method", "rank", "trainable_parameters")
-LOSSES = ("seeds", "held_out_mean", "held_out_low", "held_out_high", "base", "at_edge", "failed")
+MEASURED = ("seeds", "held_out_mean", "held_out_low", "held_out_high", "base", "at_edge", "failed")
 
 
 def write_csv(swept: SweepResult, path: Path) -> None:
@@ -20,9 +20,10 @@ def write_csv(swept: SweepResult, path: Path) -> None:
     keys = [key for key in swept.swept if key not in ("adapter.method", "adapter.rank", "project.seed")]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*COLUMNS, *keys, *LOSSES])
+    constant = {"constant": swept.constant.accuracy.value} if swept.constant else {}
+    writer.writerow([*COLUMNS, *keys, *MEASURED, *constant])
     for point in swept.points:
-        writer.writerow(_row(point, keys, swept.base_loss))
+        writer.writerow([*_row(point, keys, swept.base), *constant.values()])
     atomic_write(path, [text.getvalue().encode()])
 
 
