@@ -29,7 +29,7 @@ class TrainPlan(BaseModel):
     train: dict[str, Any]
     seed: int
     train_file: Path = Field(description="Or a data set of the Hub, owner/name.")
-    eval_file: Path | None
+    eval_file: Path | None = Field(description="As train_file.")
     output_dir: Path
     output_dir_in_use: bool = Field(description="Then --resume or --overwrite is needed.")
     rows: int | None = Field(description="Assistant turns in train_file, before long ones are dropped.")
@@ -65,8 +65,8 @@ def plan_train(config: PreftConfig, root: Path) -> TrainPlan:
         adapter=config.adapter.model_dump(mode="json"),
         train=train.model_dump(mode="json"),
         seed=config.project.seed,
-        train_file=train.file if is_hub_id(train.file, root) else root / train.file,
-        eval_file=root / config.eval.file if config.eval.file else None,
+        train_file=_file(train.file, root),
+        eval_file=_file(config.eval.file, root) if config.eval.file else None,
         output_dir=output,
         output_dir_in_use=RunFolder(output).in_use(),
         rows=rows,
@@ -78,6 +78,10 @@ def plan_train(config: PreftConfig, root: Path) -> TrainPlan:
         steps=train.max_steps or (_steps(config, rows) if rows and not train.packing else None),
         problems=problems,
     )
+
+
+def _file(file: Path, root: Path) -> Path:
+    return file if is_hub_id(file, root) else root / file
 
 
 def setting_problems(config: PreftConfig) -> list[str]:
