@@ -32,7 +32,7 @@ class TrainPlan(BaseModel):
     train_file: Path | None = Field(
         description="Or a data set of the Hub, owner/name; None: an environment makes the problems."
     )
-    eval_file: Path | None
+    eval_file: Path | None = Field(description="As train_file.")
     output_dir: Path
     output_dir_in_use: bool = Field(description="Then --resume or --overwrite is needed.")
     rows: int | None = Field(description="Assistant turns in train_file, or problems, before long ones are dropped.")
@@ -65,8 +65,8 @@ def plan_train(config: PreftConfig, root: Path) -> TrainPlan:
         adapter=config.adapter.model_dump(mode="json"),
         train=train.model_dump(mode="json"),
         seed=config.project.seed,
-        train_file=None if made else train.file if is_hub_id(train.file, root) else root / train.file,
-        eval_file=root / config.eval.file if config.eval.file and not made else None,
+        train_file=None if made else _file(train.file, root),
+        eval_file=_file(config.eval.file, root) if config.eval.file and not made else None,
         output_dir=output,
         output_dir_in_use=RunFolder(output).in_use(),
         rows=rows,
@@ -94,6 +94,10 @@ def _counts(config: PreftConfig, root: Path) -> tuple[dict[str, int], list[str]]
         except UserError as error:
             problems.append(str(error))
     return counts, problems
+
+
+def _file(file: Path, root: Path) -> Path:
+    return file if is_hub_id(file, root) else root / file
 
 
 def setting_problems(config: PreftConfig) -> list[str]:
