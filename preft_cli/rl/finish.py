@@ -6,9 +6,10 @@ from engine_patch.adapter import Adapter
 from engine_patch.store.atomic import atomic_write
 from preft_cli.console import say
 from preft_cli.rl.accuracy import HeldOutAccuracy, prompts_digest
-from preft_cli.rl.constant import best_constant
 from preft_cli.rl.plot import plot_run
+from preft_cli.rl.problem import Problems
 from preft_cli.rl.result import RlResult
+from preft_cli.rl.rewards.verifiers import best_constant
 from preft_cli.rl.session import RlSession
 from preft_cli.rl.summary import RunSummary
 from preft_cli.training.finish import about_run
@@ -32,14 +33,14 @@ def _measured(session: RlSession) -> HeldOutAccuracy | None:
     if session.held_out is None:
         return None
     asked, prepared = session.held_out.asked, session.prepared
-    constant = best_constant(prepared.train.problems, asked.problems, prepared.rewards)
+    constant = best_constant(Problems(prepared.train.problems, asked.problems), prepared.rewards[0][0])
     assert session.base_solved is not None  # measured before the first step
     measured = HeldOutAccuracy.of(
         session.base_solved,
         session.solved(),
         digest=prompts_digest(asked.prompts),
         dropped=asked.dropped,
-        constant=constant,
+        constant=(constant[0], round(constant[1] * len(asked.problems))) if constant else None,
     )
     say(measured.line())
     return measured

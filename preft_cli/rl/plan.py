@@ -84,7 +84,7 @@ def _packages(config: PreftConfig) -> list[str]:
 def count_problems(config: PreftConfig, root: Path) -> tuple[dict[str, int], list[str]]:
     """How many problems there are, by the key of the file that would hold them, and what is wrong with them."""
     from preft_cli.rl.load import load_problems
-    from preft_cli.rl.rewards import load_rewards
+    from preft_cli.rl.rewards.load import load_rewards
 
     try:
         load_rewards(config, root)

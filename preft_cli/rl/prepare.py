@@ -13,8 +13,8 @@ from preft_cli.data.tokenise import prompt_token_ids
 from preft_cli.errors import UserError
 from preft_cli.rl.load import load_problems
 from preft_cli.rl.problem import Problem, Reward
-from preft_cli.rl.rewards import load_rewards
-from preft_cli.rl.rewards.verify import check_verifiers
+from preft_cli.rl.rewards.load import load_rewards
+from preft_cli.rl.rewards.verifiers import check_verifiers
 from preft_cli.training.foundation import Foundation, check_machine, lay_foundation
 
 

@@ -70,6 +70,7 @@ class RlReporter(Reporter):
         trainer, scores = self._session.trainer, self._session.scores
         seconds, sampled = trainer.clock.take(), trainer.sampled
         found = self._logged
+        known: dict[str, Any] = {field: logs.get(name) for field, name in NAMES.items()}
         fresh = sampled.step == step - 1
         return StepStats(
             step=step,
@@ -84,7 +85,7 @@ class RlReporter(Reporter):
             cut_share=found["completions/clipped_ratio"],
             loss=logs["loss"],
             learning_rate=logs["learning_rate"],
-            **{field: None if (value := logs.get(name)) is None else float(value) for field, name in NAMES.items()},
+            **known,
             generated_tokens=sampled.num_tokens if fresh else 0,
             **{f"seconds_{part}": seconds.get(part, 0.0) for part in ("generation", "rewards", "training", "total")},
             # An evaluation before the step may have brought the weights already.

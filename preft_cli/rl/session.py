@@ -69,8 +69,10 @@ class RlSession:
         )
         self.trainer.keep_by(self._save_checkpoint, self._load_checkpoint, self._evaluate)
         self.trainer.remove_callback(PrinterCallback)
-        self.held_out = prepared.held_out and HeldOutProblems(
-            prepared.held_out, prepared.rewards, self.rollouts, sampling, prepared.tokenizer
+        self.held_out = (
+            HeldOutProblems(prepared.held_out, prepared.rewards, self.rollouts, sampling, prepared.tokenizer)
+            if prepared.held_out
+            else None
         )
         self.watcher = Watcher(self.metrics, config.train.grpo.max_completion_length)
 

@@ -52,6 +52,8 @@ Judge = Callable[[Sequence[int], Sequence[str]], list[float]]
 class GrpoTrainer(AdapterTrainer, GRPOTrainer):  # type: ignore[misc, unused-ignore]
     """Group relative policy optimization (arXiv 2402.03300) of an adapter."""
 
+    _buffered_inputs: list[dict[str, Any]] | None
+
     def __init__(
         self,
         adapted: AdaptedModel,
