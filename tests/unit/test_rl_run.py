@@ -128,10 +128,10 @@ def test_stopping_and_resuming_changes_nothing(base: Path, root: Path, monkeypat
     again = config(base, adapter={"name": "again"})
     with monkeypatch.context() as patch:
         stop_after(patch, 2, interrupt, RlReporter)
-        with pytest.raises(UserError, match="stopped at step 2 of 4"):
+        with pytest.raises(UserError, match="stopped at step 3 of 4"):
             train(again, root)
     resumed = train(again, root, resume=True)
-    assert logged(root / "runs" / "again") == pytest.approx(expected)
+    assert logged(root / "runs" / "again") == expected
     assert resumed.digest == whole.digest
     rows = root / "train.jsonl"
     rows.write_text(rows.read_text().replace("foo 3", "foo 33"))
