@@ -12,7 +12,7 @@ import pytest
 from preft_cli.config.schema import PreftConfig
 from preft_cli.errors import UserError
 from preft_cli.rl.load import load_problems
-from preft_cli.rl.problem import Problem, Problems
+from preft_cli.rl.problem import Problem, Problems, Reward
 from preft_cli.rl.rewards.load import load_rewards, reward_problems
 from preft_cli.rl.rewards.verifiers import best_constant, check_verifiers
 from preft_cli.rl.tasks import gym
@@ -127,18 +127,28 @@ def test_nothing_is_printed_and_no_torch_is_imported() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_its_own_score_of_the_answer_alone() -> None:
-    given = config("word_sequence_reversal", environment_args={"min_words": 2, "max_words": 2}, train_problems=3)
-    problems = load_problems(given, HERE)
+Judged = tuple[Problems, Reward]
+
+
+@pytest.fixture(scope="module")
+def syllogism() -> Judged:
+    """Questions whose answer is Yes or No, and what judges answers to them."""
+    given = config("syllogism", train_problems=60)
     [(reward, weight)] = load_rewards(given, HERE)
     assert (reward.name, weight) == ("environment", 1.0)
+    return load_problems(given, HERE), reward
+
+
+def test_its_own_score_of_the_answer_alone(syllogism: Judged) -> None:
+    problems, reward = syllogism
     problem = problems.train[0]
-    right = str(problem.answer)
+    right, wrong = sorted(("Yes", "No"), key=lambda word: word != problem.answer)
     completions = [
         right,
         f" {right}\n",
         f"It is\n<answer>{right}</answer>.",
-        ", ".join(reversed(right.split(", "))),
+        wrong,
+        f"<answer>{wrong}</answer> {right}",
         "",
     ]
     scores = reward([problem] * len(completions), completions)
@@ -147,10 +157,8 @@ def test_its_own_score_of_the_answer_alone() -> None:
     assert check_verifiers(problems.train, [(reward, 1.0)]) == []
 
 
-def test_the_best_constant_answer() -> None:
-    given = config("syllogism", train_problems=60)
-    problems = load_problems(given, HERE)
-    [(reward, _)] = load_rewards(given, HERE)
+def test_the_best_constant_answer(syllogism: Judged) -> None:
+    problems, reward = syllogism
     found = best_constant(problems, reward)
     assert found is not None
     answer, accuracy = found
