@@ -360,8 +360,36 @@ ACTIVATION_SYMBOLS = (
 )
 """Checked with them."""
 
+LIVE_SYMBOLS = (
+    Symbol("vllm.v1.engine.core_client", "InprocClient", "c19b8508fc8e8164", "holds the engine core of this process"),
+    Symbol(
+        "vllm.v1.engine.llm_engine",
+        "LLMEngine.abort_request",
+        "cd07cc69555d5eeb",
+        "ends requests by their internal ids",
+    ),
+    Symbol(
+        "vllm.v1.engine.output_processor", "OutputProcessor.abort_requests", "6dd03abb8ea35e7c", "does it at the front"
+    ),
+    Symbol("vllm.v1.engine.core", "EngineCore.abort_requests", "bd119a43373e4d4d", "does it in the scheduler"),
+    Symbol(
+        "vllm.v1.executor.uniproc_executor",
+        "UniProcExecutor.collective_rpc",
+        "c5ccfbb9bf68c09b",
+        "calls the worker directly",
+    ),
+)
+"""Checked where a trainer writes weights to an engine in its own process."""
+
 ALL_SYMBOLS = (
-    ENGINE_SYMBOLS + V1_SYMBOLS + V2_SYMBOLS + SERVER_SYMBOLS + DECODER_SYMBOLS + MLP_SYMBOLS + ACTIVATION_SYMBOLS
+    ENGINE_SYMBOLS
+    + V1_SYMBOLS
+    + V2_SYMBOLS
+    + SERVER_SYMBOLS
+    + DECODER_SYMBOLS
+    + MLP_SYMBOLS
+    + ACTIVATION_SYMBOLS
+    + LIVE_SYMBOLS
 )
 
 

@@ -2,6 +2,7 @@
 
 `/store/alice.preft#preft=lorap:<content digest>` tells the scheduler, the runner and the cache the method and the
 content without opening a file, and a file whose content changed has another path, so nothing can take it for the old.
+`live:NAME#preft=...` is a version of an adapter that a trainer in the engine's process writes (see `live`): it has no file.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from engine_patch.errors import PreftError
 from engine_patch.rule import METHODS
 
 _MARK = "#preft="
+_LIVE = "live:"
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,16 @@ class AdapterRef:
     path: Path
     method: str
     digest: str
+
+    @classmethod
+    def of_live(cls, name: str, method: str, digest: str) -> AdapterRef:
+        """A version of a live adapter."""
+        return cls(Path(f"{_LIVE}{name}"), method, digest)
+
+    @property
+    def live(self) -> bool:
+        """Whether there is no file, and never was. Paths of files are absolute."""
+        return str(self.path).startswith(_LIVE)
 
     @property
     def prefill_only(self) -> bool:

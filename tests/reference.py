@@ -48,6 +48,17 @@ class MaskedReference:
         return logits.log_softmax(-1).gather(1, kept[:, None])[:, 0].cpu()
 
     @torch.no_grad()
+    def next_logits(self, ids: list[int], adapter: Adapter | None, adapted: int) -> torch.Tensor:
+        """Logits of the token behind `ids`, `[vocabulary]`, with positions below `adapted` adapted."""
+        mask = torch.zeros(len(ids), 1, device=self.model.device)
+        mask[:adapted] = 1
+        with self._adapted(adapter, mask):
+            logits: torch.Tensor = self.model(torch.tensor([ids], device=self.model.device), logits_to_keep=1).logits[
+                0, -1
+            ]
+        return logits
+
+    @torch.no_grad()
     def batch_logprobs(
         self, texts: list[tuple[list[int], list[int]]], adapter: Adapter | None, prompt_only: bool
     ) -> torch.Tensor:

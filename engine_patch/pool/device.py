@@ -2,6 +2,7 @@
 
 An adapter comes in by one copy of its own bytes, on a stream of its own, so that it overlaps with the steps that are computed
 meanwhile. Nothing else is written for it: kernels find it by its first page, which the step tells, and the row of its kind.
+One that a trainer made on the device is written between two steps, with the device at rest.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from engine_patch.kernels.step import Place
-from engine_patch.pool.arena import Arena, Move
+from engine_patch.pool.arena import Arena, Move, Run
 from engine_patch.pool.counters import TierCounters
 from engine_patch.pool.cuda import Copies, Event
 from engine_patch.pool.share import KINDS_REMEMBERED, Share
@@ -73,11 +74,7 @@ class DeviceTier:
             source: its bytes on the host, uint8 `[share.num_bytes]`.
             keep: which adapters must stay.
         """
-        pages = share.layout.num_pages
-        run, evicted = self.arena.place(digest, pages, lambda other: not keep(other))
-        self._forget(evicted)
-        if run is None and self._make_room(pages, keep):
-            run, _ = self.arena.place(digest, pages, lambda other: False)
+        run = self._place(digest, share.layout.num_pages, keep)
         if run is None:
             return False
         ready = None
@@ -90,6 +87,39 @@ class DeviceTier:
         self.counters.misses += 1
         self.counters.loaded_bytes += share.num_bytes
         return True
+
+    @torch.inference_mode()
+    def write(self, digest: str, share: Share, weights: torch.Tensor, keep: Callable[[str], bool]) -> bool:
+        """Copy an adapter that is on the device already into pages; False if there is no room beside what `keep` holds.
+
+        It waits for the device before and after: what reads the pages' former content may be queued on any stream, and so may
+        what makes `weights`. A training step pays for that once.
+
+        Args:
+            digest: its name from now on.
+            share: its layout.
+            weights: `[num_elements]` in that layout, of any dtype; cast to the engine's.
+            keep: which adapters must stay.
+        """
+        self.rest()
+        run = self._place(digest, share.layout.num_pages, keep)
+        if run is None:
+            return False
+        self.pool[run.start * self._page : run.stop * self._page].copy_(weights)
+        self.rest()
+        self.adapters[digest] = DeviceAdapter(share)
+        self.counters.loaded_bytes += share.num_bytes
+        return True
+
+    def rest(self) -> None:
+        """Wait until nothing is queued on the device, on any stream."""
+        if self._copies:
+            torch.cuda.synchronize(self.pool.device)
+
+    def has_room(self, pages: int, keep: Callable[[str], bool]) -> bool:
+        """Whether so many pages can be had beside what `keep` holds."""
+        kept = sum(run.pages for digest, run in self.arena.runs.items() if keep(digest))
+        return self.arena.num_pages - kept >= pages
 
     def use(self, digests: list[str]) -> list[Place]:
         """Where a step's adapters, which are resident, are for the kernels queued from now on."""
@@ -131,10 +161,17 @@ class DeviceTier:
         """Forget `digest`."""
         self._forget([digest], free=True)
 
+    def _place(self, digest: str, pages: int, keep: Callable[[str], bool]) -> Run | None:
+        """Pages for an adapter; None if there is no room beside what `keep` holds."""
+        run, evicted = self.arena.place(digest, pages, lambda other: not keep(other))
+        self._forget(evicted)
+        if run is None and self._make_room(pages, keep):
+            run, _ = self.arena.place(digest, pages, lambda other: False)
+        return run
+
     def _make_room(self, pages: int, keep: Callable[[str], bool]) -> bool:
         """Make one hole of many, and evict no more than that takes; False if what `keep` holds leaves too little."""
-        kept = sum(run.pages for digest, run in self.arena.runs.items() if keep(digest))
-        if self.arena.num_pages - kept < pages:
+        if not self.has_room(pages, keep):
             return False
         for digest in [other for other in self.arena.runs if not keep(other)]:
             if self.arena.num_pages - self.arena.used >= pages:

@@ -18,8 +18,10 @@ from engine_patch.pool.device import DeviceTier
 from engine_patch.pool.host import HostTier
 from engine_patch.pool.layers import EngineLayers
 from engine_patch.pool.limits import Limits
+from engine_patch.pool.live import LiveVersions
 from engine_patch.pool.share import Sharer
 from engine_patch.ref import AdapterRef, parse_ref
+from engine_patch.store.layout import PAGE_BYTES
 
 NOT_YET = ""
 """The state of an adapter that is on its way."""
@@ -41,6 +43,7 @@ class AdapterTiers:
         self.limits = limits
         self.host = HostTier(limits.host_bytes, sharer, device)
         self.device = DeviceTier(limits.device_bytes, num_slots, len(limits.modules), dtype, device)
+        self.live = LiveVersions(self.device, sharer)
         self._num_slots = num_slots
         self._running: set[str] = set()
         self._wanted: set[str] = set()
@@ -56,6 +59,7 @@ class AdapterTiers:
             patience: seconds to wait if nothing has arrived yet.
         """
         self.device.begin_step()
+        self.live.free()
         self._running = {parse(path).digest for path in running}
         refs = {ref.digest: ref for ref in map(parse, waiting)}
         self._wanted = set(refs)
@@ -65,22 +69,36 @@ class AdapterTiers:
             if not self.host.wait(list(missing), left):
                 break
             missing = self._advance(refs)
+        missing |= self._crowded_out([digest for digest in refs if digest not in missing])
         arrived = [digest for digest in refs if digest not in missing]
         fitting = self._fitting(arrived)
         self._bring_ahead(arrived[:fitting])
-        return missing | dict.fromkeys(arrived[fitting:], NOT_YET)
+        return missing | {digest: NOT_YET for digest in arrived[fitting:] if digest not in self.live}  # these are there
 
     def _fitting(self, digests: list[str]) -> int:
         """How many of `digests`, from the first on, the device can hold beside the adapters of running requests.
 
         Those behind the first that does not fit wait with it, so that small adapters do not pass a large one for ever.
         """
-        free = self.device.arena.num_pages - sum(self._pages(digest) for digest in self._running)
+        there = {*self._running, *self.live}
+        free = self.device.arena.num_pages - sum(self._pages(digest) for digest in there)
         for count, digest in enumerate(digests):
-            free -= 0 if digest in self._running else self._pages(digest)
+            free -= 0 if digest in there else self._pages(digest)
             if free < 0:
                 return count
         return len(digests)
+
+    def _crowded_out(self, digests: list[str]) -> dict[str, str]:
+        """Which of `digests` can never have a place beside the live adapters, and why."""
+        if not self.live.present:
+            return {}
+        room = self.device.arena.num_pages - sum(self._pages(digest) for digest in self.live.present)
+        return {
+            digest: f"it takes {self._pages(digest) * PAGE_BYTES} bytes, and beside the live adapters serve.gpu_pool has"
+            f" {room * PAGE_BYTES}; raise it"
+            for digest in digests
+            if self._pages(digest) > room and digest not in self.live
+        }
 
     def _pages(self, digest: str) -> int:
         adapter = self.device.adapters.get(digest) or self.host.adapters.get(digest)
@@ -97,7 +115,9 @@ class AdapterTiers:
         room = True
         for digest, ref in refs.items():
             try:
-                if digest not in self.device.adapters and digest in self.host.adapters:
+                if ref.live:
+                    self.live.require(ref)
+                elif digest not in self.device.adapters and digest in self.host.adapters:
                     if not self.host.ready(ref):
                         missing[digest] = NOT_YET
                 elif digest not in self.device.adapters:
@@ -127,7 +147,7 @@ class AdapterTiers:
     def _bring(self, digest: str, keep: set[str]) -> bool:
         adapter = self.host.adapters[digest]
         self.host.touch(digest)
-        done = self.device.bring(digest, adapter.share, adapter.bytes, keep.__contains__)
+        done = self.device.bring(digest, adapter.share, adapter.bytes, {*keep, *self.live}.__contains__)
         if done:
             self.host.counters.hits += 1
             adapter.copied = self.device.adapters[digest].ready
@@ -155,8 +175,10 @@ class AdapterTiers:
         """Have the adapter in host memory, beside those that are `protected`, and wait for it if need be.
 
         Raises:
-            PreftError: it cannot be loaded.
+            PreftError: it cannot be loaded; or it is a live one, which no file can bring back.
         """
+        if ref.live:
+            return self.live.require(ref)
         started = time.perf_counter()
         waited = False
         try:
@@ -178,8 +200,8 @@ class AdapterTiers:
         return self.device.warm_up(min(rank, self.device.pool.numel() // widest))
 
     def forget(self, digest: str) -> bool:
-        """Drop an adapter from host and device, unless a request is about to use it; says whether it did."""
-        if digest in self._running or digest in self._wanted:
+        """Drop an adapter from host and device, unless a request is about to use it, or it is a live one; says whether it did."""
+        if digest in self._running or digest in self._wanted or digest in self.live:
             return False
         if digest in self.device.adapters:
             self.device.drop(digest)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,16 @@ from engine_patch.rule import METHODS
 from engine_patch.store.atomic import atomic_write
 from engine_patch.store.digest import chunk_digest, chunks, content_digest, pages_digest
 from engine_patch.store.folder import adapter_name, check_name
-from engine_patch.store.format import MAX_HEADER, SUFFIX, Header, decode_header, encode_header, group_modules, layout_of
+from engine_patch.store.format import (
+    ITEMSIZE,
+    MAX_HEADER,
+    SUFFIX,
+    Header,
+    decode_header,
+    encode_header,
+    group_modules,
+    layout_of,
+)
 from engine_patch.store.layout import PAGE_BYTES, ModuleLayout
 
 if TYPE_CHECKING:
@@ -41,27 +51,33 @@ def encode(adapter: Adapter) -> tuple[Header, memoryview]:
     from engine_patch.adapter import tensor_bytes
     from engine_patch.store.pages import pack
 
+    described = describe(adapter)
+    pages = tensor_bytes(pack(adapter.pairs, described.layout))
+    digest = pages_digest(adapter.method, adapter.dtype, described.groups, pages)
+    return replace(described, digest=digest), pages
+
+
+def describe(adapter: Adapter) -> Header:
+    """The header of `adapter` without a digest: its weights are not looked at."""
     groups = group_modules(
         {
             name: ModuleLayout(pair.rank, pair.in_features, pair.out_features, pair.scaling, pair.bias is not None)
             for name, pair in adapter.pairs.items()
         }
     )
-    layout = layout_of(groups, next(iter(adapter.pairs.values())).a.element_size())
-    pages = tensor_bytes(pack(adapter.pairs, layout))
-    header = Header(
+    layout = layout_of(groups, ITEMSIZE[adapter.dtype])
+    return Header(
         method=adapter.method,
         rank=adapter.rank,
-        digest=pages_digest(adapter.method, adapter.dtype, groups, pages),
+        digest="",
         base=adapter.base,
         dtype=adapter.dtype,
         meta=adapter.meta,
         groups=groups,
         num_pages=layout.num_pages,
         page_elements=layout.page_elements,
-        num_bytes=len(pages),
+        num_bytes=layout.num_pages * PAGE_BYTES,
     )
-    return header, pages
 
 
 def read_header(path: Path | str) -> Header:

@@ -27,6 +27,9 @@ EXTRA_OF = {
     "numpy": "train",
     "huggingface_hub": "train",
     "filelock": "train",
+    "trl": "rl",
+    "math_verify": "rl",
+    "reasoning_gym": "rl",
     "vllm": "cpu",
 }
 """Which extra brings a package that the core install lacks."""

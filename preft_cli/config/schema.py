@@ -136,8 +136,10 @@ class EvalConfig(Section):
     """Held-out data."""
 
     file: Path | None = Field(
-        None, description="Held-out conversations, JSONL or Parquet; their loss is printed by train."
+        None,
+        description="Held-out conversations (of grpo: problems), as train.file; their loss (accuracy) is printed by train.",
     )
+    split: str = Field("test", min_length=1, description="Of a data set of the Hub: the split that is held out.")
     batch_size: PositiveInt = 8
 
 

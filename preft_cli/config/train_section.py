@@ -25,7 +25,11 @@ class TrainConfig(Section):
         Path("train.jsonl"),
         description="Training conversations: a .jsonl or .parquet file, or a data set of the Hub (owner/name).",
     )
-    split: str = Field("train", min_length=1, description="Of a data set of the Hub: the split to train on.")
+    split: str = Field(
+        "train",
+        min_length=1,
+        description="Of a data set of the Hub: the split to train on, or configuration/split, such as main/train.",
+    )
     validation_file: Path | None = Field(
         None,
         description="Conversations for early stopping, the best adapter and the choice of settings. Without it eval.file "

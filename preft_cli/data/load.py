@@ -44,7 +44,7 @@ def data_files(config: PreftConfig, root: Path) -> dict[str, DataFile]:
         "train.validation_file": train.validation_file,
         "eval.file": config.eval.file,
     }
-    splits = {"train.file": train.split}
+    splits = {"train.file": train.split, "eval.file": config.eval.split}
     return {key: DataFile(key, file, root, splits.get(key)) for key, file in named.items() if file}
 
 

@@ -1,11 +1,12 @@
-"""Data files to turns, with every error of a file at once. JSONL and Parquet on this machine, or a data set of the Hub."""
+"""Data files to turns or problems, with every error of a file at once. JSONL and Parquet on this machine, or the Hub."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from preft_cli.data.formats import EXPECTED, NO_PROMPT, turns_of
 from preft_cli.data.found import FormatError, parse_json
@@ -21,7 +22,7 @@ FIRST_BYTES = {
     b"\xfd7zXZ": "compressed by xz",
 }
 SUFFIXES = {
-    ".txt": f"plain text: {NO_PROMPT}",
+    ".txt": "plain text",
     ".csv": "a table of text; write it as JSONL or Parquet",
     ".tsv": "a table of text; write it as JSONL or Parquet",
 }
@@ -34,6 +35,24 @@ Records = Iterable[tuple[str, Any]]
 """Where each record stands, and the record; or the `FormatError` that was met in its place."""
 
 
+Made = TypeVar("Made")
+
+
+@dataclass(frozen=True)
+class Form(Generic[Made]):
+    """What records are read for."""
+
+    expected: str
+    """What a record looks like, for messages."""
+    plain_text: str
+    """Why a file of plain text will not do."""
+    make: Callable[[Any, str], list[Made]]
+    """Of a record and where it stands; raises FormatError."""
+
+
+TURNS = Form(EXPECTED, NO_PROMPT, turns_of)
+
+
 def read_data(file: Path, root: Path, setting: str = "train.file", split: str | None = None) -> list[Turn]:
     """Every assistant turn of what `setting` names: a path that starts at `root`, or a Hub id if there is no such path.
 
@@ -43,16 +62,22 @@ def read_data(file: Path, root: Path, setting: str = "train.file", split: str | 
     Raises:
         UserError: as `read_turns`, or the data set cannot be fetched.
     """
+    return read_as(TURNS, file, root, setting, split)
+
+
+def read_as(form: Form[Made], file: Path, root: Path, setting: str, split: str | None = None) -> list[Made]:
+    """As `read_data`, for records of any form."""
     path = root / file
     if not is_hub_id(file, root):
-        return read_turns(path, setting)
+        return _read_file(form, path, setting)
     if split is None:
         raise UserError(
-            f"{setting}: {path} does not exist; expected a .jsonl or .parquet file (only train.file takes a Hub id)"
+            f"{setting}: {path} does not exist; expected a .jsonl or .parquet file (train.file and eval.file alone take "
+            "a Hub id)"
         )
     from preft_cli.data.hub import hub_records
 
-    return _turns(hub_records(str(file), path, setting, split), f"{setting}: split {split} of {file} is empty")
+    return _make(form, hub_records(str(file), path, setting, split), f"{setting}: split {split} of {file} is empty")
 
 
 def is_hub_id(file: Path, root: Path) -> bool:
@@ -68,21 +93,24 @@ def read_turns(path: Path, setting: str = "train.file") -> list[Turn]:
         UserError: the file is missing or empty, or lines of it are wrong: each with its number, what was found and what
             is expected, at most `MAX_ERRORS` of them. `setting` is the config key that names the file.
     """
+    return _read_file(TURNS, path, setting)
+
+
+def _read_file(form: Form[Made], path: Path, setting: str) -> list[Made]:
     start = _first_bytes(path, setting)
     if start.startswith(PARQUET) or path.suffix == ".parquet":
         from preft_cli.data.parquet import parquet_records
 
-        return _turns(
-            parquet_records(path, setting), f"{setting}: {path} has no rows; expected one of {EXPECTED} in each"
-        )
+        empty = f"{setting}: {path} has no rows; expected one of {form.expected} in each"
+        return _make(form, parquet_records(path, setting), empty)
     for magic, what in FIRST_BYTES.items():
         if start.startswith(magic):
             raise UserError(f"{setting}: {path} is {what}; unpack it first: expected JSONL or Parquet")
     if path.suffix in SUFFIXES and not start.startswith(b"{"):
-        raise UserError(f"{setting}: {path} is {SUFFIXES[path.suffix]}")
-    return _turns(
-        _lines(path, setting), f"{setting}: {path} is empty; expected one JSON object on each line: {EXPECTED}"
-    )
+        why = f": {form.plain_text}" if path.suffix == ".txt" else ""
+        raise UserError(f"{setting}: {path} is {SUFFIXES[path.suffix]}{why}")
+    empty = f"{setting}: {path} is empty; expected one JSON object on each line: {form.expected}"
+    return _make(form, _lines(path, setting, form.expected), empty)
 
 
 def raise_all(errors: list[str]) -> None:
@@ -92,20 +120,20 @@ def raise_all(errors: list[str]) -> None:
         raise UserError("\n".join(errors[:MAX_ERRORS] + rest))
 
 
-def _turns(records: Records, empty: str) -> list[Turn]:
-    turns: list[Turn] = []
+def _make(form: Form[Made], records: Records, empty: str) -> list[Made]:
+    made: list[Made] = []
     errors: list[str] = []
     for where, record in records:
         try:
             if isinstance(record, FormatError):
                 raise record
-            turns += turns_of(record, where)
+            made += form.make(record, where)
         except FormatError as error:
             errors.append(f"{where}: {error}")
     raise_all(errors)
-    if not turns:
+    if not made:
         raise UserError(empty)
-    return turns
+    return made
 
 
 def _first_bytes(path: Path, setting: str) -> bytes:
@@ -118,20 +146,20 @@ def _first_bytes(path: Path, setting: str) -> bytes:
         raise UserError(f"{setting}: {path} cannot be read: {error.strerror}") from error
 
 
-def _lines(path: Path, setting: str) -> Iterator[tuple[str, Any]]:
+def _lines(path: Path, setting: str, expected: str) -> Iterator[tuple[str, Any]]:
     try:
         lines = path.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
     except OSError as error:
         raise UserError(f"{setting}: {path} cannot be read: {error.strerror}") from error
     for number, line in enumerate(lines, start=1):
         if line.strip():
-            yield f"{path}:{number}", _parse(line, number)
+            yield f"{path}:{number}", _parse(line, number, expected)
 
 
-def _parse(line: bytes, number: int) -> Any:
+def _parse(line: bytes, number: int, expected: str) -> Any:
     """The record of a line, or what is wrong with it."""
     if number == 1 and line.strip() in (b"[", b"{"):
-        return FormatError(f"found a JSON document over several lines; expected one object on each line: {EXPECTED}")
+        return FormatError(f"found a JSON document over several lines; expected one object on each line: {expected}")
     try:
         return parse_json(line.decode())
     except UnicodeDecodeError as error:

@@ -52,9 +52,13 @@ class AdaptedModel:
                 stack.enter_context(attached.disabled())
             yield
 
-    def pairs(self) -> dict[str, LowRankPair]:
-        """A copy of the trained weights of all parts, independent of the model."""
+    def live_pairs(self) -> dict[str, LowRankPair]:
+        """The trained weights of all parts, where they are: the next step changes them."""
         return {name: pair for attached in self._attached for name, pair in attached.pairs().items()}
+
+    def pairs(self) -> dict[str, LowRankPair]:
+        """A copy of them on the CPU, independent of the model."""
+        return {name: pair.map(lambda tensor: tensor.to("cpu", copy=True)) for name, pair in self.live_pairs().items()}
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """The parameters that are trained, by name."""

@@ -52,7 +52,7 @@ class Attached(ABC):
 
     @abstractmethod
     def pairs(self) -> dict[str, LowRankPair]:
-        """A copy of the trained weights by module name, on the CPU."""
+        """The trained weights by module name, as they are: the next step changes them."""
 
 
 class Part(ABC):

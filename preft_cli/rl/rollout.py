@@ -19,6 +19,8 @@ class Sampling(NamedTuple):
     top_k: int = 0
     """0: all tokens."""
     min_p: float = 0.0
+    stop_ids: tuple[int, ...] = ()
+    """Tokens that end an answer."""
 
 
 class Rollout(NamedTuple):

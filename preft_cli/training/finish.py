@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from importlib import metadata
+from pathlib import Path
+from typing import Any
 
 from engine_patch.adapter import Adapter
 from engine_patch.store.atomic import atomic_write
 from preft_cli.bench.machine import commit, hardware, versions
+from preft_cli.config.schema import PreftConfig
 from preft_cli.console import say
 from preft_cli.methods import parts_of
 from preft_cli.training import processes
 from preft_cli.training.beside import earlier_runs, rows_digest
+from preft_cli.training.foundation import Foundation
+from preft_cli.training.measure import Measured
 from preft_cli.training.memory import peak_memory
+from preft_cli.training.output import RunFolder
 from preft_cli.training.plot import plot_losses
 from preft_cli.training.result import HeldOutLoss, LastAdapter, TrainResult
 from preft_cli.training.session import Session
@@ -67,13 +73,9 @@ def _result(
 ) -> TrainResult:
     config, prepared, trainer, folder = session.config, session.prepared, session.trainer, session.folder
     logged = [row for row in session.metrics.rows() if row["kind"] == "train"]
-    ranks, parameters = _by_part(adapter)
     held_out, tokens = losses.get(HELD_OUT), int(processes.total(trainer.tokens_seen))
     return TrainResult(
-        adapter=config.adapter.name,
-        method=config.adapter.method,
-        base_model=prepared.base.name,
-        digest=adapter.digest(),
+        **about_run(config, prepared, folder, adapter, held_out, {"loss curve": folder.plot}),
         steps=session.step,
         epochs=trainer.state.epoch or 0.0,
         rows=len(prepared.train.rows),
@@ -86,31 +88,49 @@ def _result(
         best_step=session.best.step,
         stopped_early=session.stopped_early,
         last=last,
-        trainable_parameters=sum(parameters.values()),
-        ranks=ranks,
-        parameters=parameters,
         tokens=tokens,
         tokens_per_s=round(tokens / session.step_seconds, 1) if session.step_seconds else 0.0,
         seconds=round(session.seconds, 1),
-        num_processes=processes.world_size(),
-        peak_memory=processes.largest(peak_memory(prepared.precision.device)),
-        device=prepared.precision.device,
-        dtype=prepared.precision.name,
-        seed=config.project.seed,
-        artefacts={
+    )
+
+
+def about_run(
+    config: PreftConfig,
+    prepared: Foundation,
+    folder: RunFolder,
+    adapter: Adapter,
+    held_out: Measured | None,
+    pictures: dict[str, Path],
+) -> dict[str, Any]:
+    """The fields of `RunResult` that do not depend on what the run learnt from."""
+    ranks, parameters = _by_part(adapter)
+    return {
+        "adapter": config.adapter.name,
+        "method": config.adapter.method,
+        "base_model": prepared.base.name,
+        "digest": adapter.digest(),
+        "trainable_parameters": sum(parameters.values()),
+        "ranks": ranks,
+        "parameters": parameters,
+        "num_processes": processes.world_size(),
+        "peak_memory": processes.largest(peak_memory(prepared.precision.device)),
+        "device": prepared.precision.device,
+        "dtype": prepared.precision.name,
+        "seed": config.project.seed,
+        "artefacts": {
             "adapter": folder.adapter,
-            "loss curve": folder.plot,
+            **pictures,
             "metrics": folder.metrics,
             **({"tensorboard": folder.tensorboard} if "tensorboard" in prepared.boards else {}),
             "config": folder.config,
             "result": folder.result,
         },
-        config=config.model_dump(mode="json"),
-        versions=versions() | {name: metadata.version(name) for name in ("peft", "accelerate")},
-        hardware=hardware(),
-        git_commit=commit(),
-        beside=earlier_runs(folder.path, prepared.base.name, held_out),
-    )
+        "config": config.model_dump(mode="json"),
+        "versions": versions() | {name: metadata.version(name) for name in ("peft", "accelerate")},
+        "hardware": hardware(),
+        "git_commit": commit(),
+        "beside": earlier_runs(folder.path, prepared.base.name, held_out),
+    }
 
 
 def _by_part(adapter: Adapter) -> tuple[dict[str, int], dict[str, int]]:

@@ -32,6 +32,8 @@ class RunFolder:
         self.config = path / "preft.resolved.yaml"
         self.metrics = path / "metrics.jsonl"
         self.plot = path / "loss.png"
+        self.curves = path / "curves.png"
+        """Of an RL run."""
         self.result = path / "result.json"
         self.adapter = path / "adapter"
         self.checkpoints = path / "checkpoints"
@@ -70,7 +72,7 @@ class RunFolder:
         Only after `check`: what is left then without `overwrite` is of a run that never got anywhere.
         """
         if not resume:
-            for path in (self.metrics, self.plot, self.result):
+            for path in (self.metrics, self.plot, self.curves, self.result):
                 path.unlink(missing_ok=True)
             for folder in (self.adapter, self.checkpoints, self.tensorboard, self.path / "wandb"):
                 shutil.rmtree(folder, ignore_errors=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -28,11 +29,13 @@ class TrainPlan(BaseModel):
     adapter: dict[str, Any]
     train: dict[str, Any]
     seed: int
-    train_file: Path = Field(description="Or a data set of the Hub, owner/name.")
-    eval_file: Path | None
+    train_file: Path | None = Field(
+        description="Or a data set of the Hub, owner/name; None: an environment makes the problems."
+    )
+    eval_file: Path | None = Field(description="As train_file.")
     output_dir: Path
     output_dir_in_use: bool = Field(description="Then --resume or --overwrite is needed.")
-    rows: int | None = Field(description="Assistant turns in train_file, before long ones are dropped.")
+    rows: int | None = Field(description="Assistant turns in train_file, or problems, before long ones are dropped.")
     held_out_rows: int | None
     validation_rows: int | None
     rows_per_step: int | None = Field(
@@ -52,21 +55,18 @@ def plan_train(config: PreftConfig, root: Path) -> TrainPlan:
     Reads the data files, which brings those of the Hub into its cache, and writes nothing else.
     """
     train, problems = config.train, setting_problems(config)
-    counts: dict[str, int] = {}
-    for setting, file in data_files(config, root).items():
-        try:
-            counts[setting] = len(file.read())
-        except UserError as error:
-            problems.append(str(error))
+    counts, unreadable = _counts(config, root)
+    problems += unreadable
     rows = counts.get("train.file")
     output = root / config.output_dir
+    made = train.task == "grpo" and train.grpo.environment
     return TrainPlan(
         base_model=config.model.base,
         adapter=config.adapter.model_dump(mode="json"),
         train=train.model_dump(mode="json"),
         seed=config.project.seed,
-        train_file=train.file if is_hub_id(train.file, root) else root / train.file,
-        eval_file=root / config.eval.file if config.eval.file else None,
+        train_file=None if made else _file(train.file, root),
+        eval_file=_file(config.eval.file, root) if config.eval.file and not made else None,
         output_dir=output,
         output_dir_in_use=RunFolder(output).in_use(),
         rows=rows,
@@ -80,8 +80,33 @@ def plan_train(config: PreftConfig, root: Path) -> TrainPlan:
     )
 
 
+def _counts(config: PreftConfig, root: Path) -> tuple[dict[str, int], list[str]]:
+    """Rows by the key of their file, and what is wrong with files."""
+    if config.train.task == "grpo":
+        from preft_cli.rl.plan import count_problems
+
+        return count_problems(config, root)
+    counts: dict[str, int] = {}
+    problems: list[str] = []
+    for setting, file in data_files(config, root).items():
+        try:
+            counts[setting] = len(file.read())
+        except UserError as error:
+            problems.append(str(error))
+    return counts, problems
+
+
+def _file(file: Path, root: Path) -> Path:
+    return file if is_hub_id(file, root) else root / file
+
+
 def setting_problems(config: PreftConfig) -> list[str]:
     """Settings that no run can do as they say, known without data, weights or a GPU."""
+    if config.train.task == "grpo":
+        from preft_cli.rl.plan import grpo_problems
+
+        finds: tuple[Callable[[PreftConfig], str | None], ...] = (_name, _packages)
+        return [*grpo_problems(config), *(problem for find in finds if (problem := find(config)))]
     return [problem for find in (_name, _evaluations, _processes, _packages) if (problem := find(config))]
 
 
@@ -150,5 +175,8 @@ def as_launched(config: PreftConfig) -> PreftConfig:
 def _steps(config: PreftConfig, rows: int) -> int:
     """As the Trainer counts: the last step of an epoch may see fewer rows."""
     train = config.train
+    if train.task == "grpo":
+        prompts = train.batch_size * train.gradient_accumulation_steps // train.grpo.num_generations
+        return math.ceil(train.epochs * (rows // max(prompts, 1)) * train.grpo.num_iterations)
     batches = math.ceil(math.ceil(rows / train.batch_size) / train.num_processes)
     return math.ceil(train.epochs * math.ceil(batches / train.gradient_accumulation_steps))

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from preft_cli.config.schema import PreftConfig
 from preft_cli.console import say
 from preft_cli.errors import UserError
-from preft_cli.rl.result import RlResult
 from preft_cli.threads import wait_politely
 from preft_cli.training import processes
 from preft_cli.training.lock import only_writer
@@ -19,6 +18,8 @@ from preft_cli.training.plan import as_launched, setting_problems
 from preft_cli.training.result import TrainResult
 
 if TYPE_CHECKING:
+    from preft_cli.rl.prepare import PreparedRl
+    from preft_cli.rl.result import RlResult
     from preft_cli.training.prepare import Prepared
     from preft_cli.training.session import Session
     from preft_cli.training.trainer import NonFiniteError
@@ -30,9 +31,10 @@ def train(
     *,
     resume: bool = False,
     overwrite: bool = False,
-    prepared: Prepared | None = None,
+    prepared: Prepared | PreparedRl | None = None,
 ) -> TrainResult | RlResult:
-    """Train the adapter of `config`; relative paths in it start at `root`. `prepared` is from `prepare(config, root)`.
+    """Train the adapter of `config`; relative paths in it start at `root`. `prepared` is from `prepare(config, root)`, or of
+    `train.task: grpo` from `prepare_rl`.
 
     Leaves in the output folder: the resolved config, metrics.jsonl, loss.png, adapter/, checkpoints/ and result.json.
 
@@ -58,8 +60,12 @@ def train(
             if processes.is_main():
                 say(f"{folder.path} is finished: nothing to resume")
             return folder.read_result()
+        if config.train.task == "grpo":
+            from preft_cli.rl.run import train_rl
+
+            return train_rl(config, root, folder, resume=resume, prepared=cast("PreparedRl | None", prepared))
         if not launches:
-            return _train(config, root, folder, resume=resume, prepared=prepared)
+            return _train(config, root, folder, resume=resume, prepared=cast("Prepared | None", prepared))
     from preft_cli.training.launch import launch
 
     launch(config, root, resume=resume, overwrite=overwrite)

@@ -7,18 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PrinterCallback, TrainerState, set_seed
+from transformers import PrinterCallback, TrainerState, set_seed
 from transformers.trainer import TRAINER_STATE_NAME
 
 from engine_patch.adapter import Adapter
-from preft_cli.adapters.folder import save_trained
 from preft_cli.config.schema import PreftConfig
 from preft_cli.console import progress, say
 from preft_cli.data.tokenise import TokenisedRows
 from preft_cli.errors import UserError
-from preft_cli.methods import parts_of
 from preft_cli.methods.adapted import AdaptedModel
-from preft_cli.models.quiet import quiet_transformers
 from preft_cli.training import processes
 from preft_cli.training.arrange import pair_cost
 from preft_cli.training.beside import rows_digest
@@ -30,10 +27,10 @@ from preft_cli.training.evaluation import HeldOut
 from preft_cli.training.interrupt import InterruptedRunError, InterruptRequest
 from preft_cli.training.memory import reset_peak_memory
 from preft_cli.training.metrics import Metrics
+from preft_cli.training.model import load_base, save_adapter
 from preft_cli.training.objective import Objective
 from preft_cli.training.output import RunFolder
 from preft_cli.training.prepare import Prepared
-from preft_cli.training.quantise import quantised
 from preft_cli.training.sharding import shard_base
 from preft_cli.training.splits import HELD_OUT, VALIDATION, Splits
 from preft_cli.training.trainer import PromptTrainer, training_arguments
@@ -70,9 +67,6 @@ class Session:
             shard_base(self.adapted.model, device)
         self.trainer = PromptTrainer(
             objective=objective,
-            save_weights=self._save_checkpoint,
-            load_weights=self._load_checkpoint,
-            evaluate=self._evaluate,
             sharded=sharded,
             model=self.adapted.model,
             args=arguments,
@@ -81,6 +75,7 @@ class Session:
             share_prompts=share and not prepared.sequences,
             callbacks=callbacks,
         )
+        self.trainer.keep_by(self._save_checkpoint, self._load_checkpoint, self._evaluate)
         # It prints the bare dictionaries that our own reporter shows as a bar and writes to a file.
         self.trainer.remove_callback(PrinterCallback)
 
@@ -144,13 +139,8 @@ class Session:
 
     def save(self, folder: Path, step: int | None = None, **meta: Any) -> Adapter:
         """Write the adapter as it is now (of `step`, if not of the last one), with where it comes from."""
-        config, prepared = self.config.adapter, self.prepared
-        settings = {part.name: part.settings(config, prepared.targets[part.name]) for part in parts_of(config.method)}
-        about = self._meta() | {"steps": self.step if step is None else step} | meta
-        adapter = Adapter(config.method, prepared.base.fingerprint, self.adapted.pairs(), about)
-        if processes.is_main():
-            save_trained(folder, adapter, settings, name=config.name)
-        return adapter
+        steps = self.step if step is None else step
+        return save_adapter(folder, self.config, self.prepared, self.adapted, steps=steps, **meta)
 
     def _evaluate(self) -> bool:
         """Let the adapter as it is now compete with the best one; true when patience is at its end."""
@@ -204,48 +194,3 @@ class Session:
     def _total_steps(self) -> int:
         trainer = self.trainer
         return int(trainer.set_initial_training_values(trainer.args, trainer.get_train_dataloader())[-1])
-
-    def _meta(self) -> dict[str, Any]:
-        """What the server must do alike, and provenance."""
-        prepared = self.prepared
-        return {
-            "base_model": prepared.base.name,
-            "chat_template_digest": prepared.template.digest,
-            "chat_template_kwargs": {},
-            "bos_policy": {"chat": "written by the chat template", "text": "added by the tokenizer"},
-            "bos_token": prepared.tokenizer.bos_token,
-            "end_of_turn_id": prepared.template.end_of_turn_id,
-            "seed": self.config.project.seed,
-            "dtype": prepared.precision.name,
-        } | _quantised_meta(self.config.train.quantize_base)
-
-
-def load_base(prepared: Prepared, device: torch.device, bits: str | None = None) -> Any:
-    """The base model on `device` in the compute type: the weights that a server of that type computes with.
-
-    With `bits` its linear layers are quantised.
-    """
-    # On a CPU nothing has to be placed; quantised weights are made where they stay.
-    place = {"device_map": {"": str(device)}} if bits or device.type != "cpu" else {}
-    with quiet_transformers():
-        base = AutoModelForCausalLM.from_pretrained(
-            prepared.base.path,
-            dtype=prepared.precision.dtype,
-            # Takes a mask of true and false as it is; the slow one would add it to the scores.
-            **({"attn_implementation": "sdpa"} if prepared.apart.needs_mask else {}),
-            **place,
-            **quantised(bits, prepared.precision),
-        )
-    if bits:
-        # DiReFT is no adapter that Transformers knows of, and it refuses to train a quantised model without one.
-        base._hf_peft_config_loaded = True
-    return base
-
-
-def _quantised_meta(bits: str | None) -> dict[str, Any]:
-    if bits is None:
-        return {}
-    return {
-        "quantize_base": bits,
-        "note": f"trained on a {bits.removesuffix('bit')}-bit base; serve on the unquantised base",
-    }

@@ -29,74 +29,34 @@ class NonFiniteError(Exception):
         self.step = step
 
 
-class PromptTrainer(Trainer):  # type: ignore[misc, unused-ignore]
-    """Supervised finetuning on the completion, the adapter on the prompt."""
+class AdapterTrainer(Trainer):  # type: ignore[misc, unused-ignore]
+    """A Trainer, of whatever task, whose checkpoints hold our adapter and which never takes a step that is not finite."""
 
-    # `compute_loss` divides by the tokens of all accumulated batches, hence must not be divided again.
-    loss_is_scaled_for_ga = True
     control: TrainerControl
 
-    def __init__(
+    def keep_by(
         self,
-        objective: Objective,
         save_weights: Callable[[Path], object],
         load_weights: Callable[[Path], None],
         evaluate: Callable[[], bool],
-        train_dataset: Sequence[Any],
-        share_prompts: bool = False,
-        sharded: bool = False,
-        **kwargs: Any,
     ) -> None:
-        """Trains on rows, or with packing on sequences of rows.
-
-        `evaluate` measures the adapter as it is now and tells whether to stop early; `sharded`: see `sharding`.
-        """
-        super().__init__(train_dataset=WithBlank(train_dataset), **kwargs)
-        self.model_accepts_loss_kwargs = True  # makes the base class count the labels of all accumulated batches
-        self.objective = objective
-        self.tokens_seen = 0
+        """How adapters are written and read; `evaluate` measures the present one and tells whether to stop early."""
         self._save_weights = save_weights
         self._load_weights = load_weights
-        self._share_prompts = share_prompts
         self._evaluate_now = evaluate
-        self._sharded = sharded
         self._finite = True
-        if sharded:
-            # Accelerate would put DDP around it, which takes no shards; `_clip_grad_norm` does DDP's part.
-            self.accelerator.prepare_model = partial(self.accelerator.prepare_model, evaluation_mode=True)
 
-    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
-        """With `share_prompts` the rows of one prompt follow each other."""
-        rows, arguments = self.train_dataset.rows, self.args
-        return Order(
-            shared_groups(rows) if self._share_prompts else [[[number]] for number in range(len(rows))],
-            arguments.train_batch_size,
-            arguments.seed,
-            epoch=lambda: int(self.state.epoch or 0),
-            num_processes=arguments.world_size,
-        )
+    def note_loss(self, loss: Tensor) -> None:
+        """Remember whether it is finite.
 
-    def compute_loss(
-        self,
-        model: nn.Module,
-        inputs: dict[str, Any],
-        return_outputs: bool = False,
-        num_items_in_batch: Tensor | int | None = None,
-    ) -> Any:
-        """Mean cross-entropy over the completion tokens of the whole optimizer step, in all processes."""
-        loss = self.objective(inputs, model)
-        self.tokens_seen += int(inputs["row_tokens"].sum())
-        self._finite = self._finite and bool(torch.isfinite(loss.total))
+        Raises:
+            NonFiniteError: it is not, and nobody waits for this process.
+        """
+        self._finite = self._finite and bool(torch.isfinite(loss))
         if not self._finite and self.args.world_size == 1:
             raise NonFiniteError("the loss", self.state.global_step + 1)
-        mean = loss.total / (loss.num_tokens if num_items_in_batch is None else num_items_in_batch)
-        # The count is that of all processes, whose gradients are averaged, not summed.
-        mean = mean * self.args.world_size
-        return (mean, None) if return_outputs else mean
 
     def _clip_grad_norm(self, model: nn.Module) -> Any:
-        if self._sharded:
-            average_gradients(model)
         # A process that raised alone would leave the others waiting in the backward pass.
         if processes.any_of(not self._finite):
             raise NonFiniteError("the loss", self.state.global_step + 1)
@@ -131,42 +91,105 @@ class PromptTrainer(Trainer):  # type: ignore[misc, unused-ignore]
         self._load_weights(Path(resume_from_checkpoint))
 
 
+class PromptTrainer(AdapterTrainer):
+    """Supervised finetuning on the completion, the adapter on the prompt."""
+
+    # `compute_loss` divides by the tokens of all accumulated batches, hence must not be divided again.
+    loss_is_scaled_for_ga = True
+
+    def __init__(
+        self,
+        objective: Objective,
+        train_dataset: Sequence[Any],
+        share_prompts: bool = False,
+        sharded: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        """Trains on rows, or with packing on sequences of rows; `sharded`: see `sharding`."""
+        super().__init__(train_dataset=WithBlank(train_dataset), **kwargs)
+        self.model_accepts_loss_kwargs = True  # makes the base class count the labels of all accumulated batches
+        self.objective = objective
+        self.tokens_seen = 0
+        self._share_prompts = share_prompts
+        self._sharded = sharded
+        if sharded:
+            # Accelerate would put DDP around it, which takes no shards; `_clip_grad_norm` does DDP's part.
+            self.accelerator.prepare_model = partial(self.accelerator.prepare_model, evaluation_mode=True)
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        """With `share_prompts` the rows of one prompt follow each other."""
+        rows, arguments = self.train_dataset.rows, self.args
+        return Order(
+            shared_groups(rows) if self._share_prompts else [[[number]] for number in range(len(rows))],
+            arguments.train_batch_size,
+            arguments.seed,
+            epoch=lambda: int(self.state.epoch or 0),
+            num_processes=arguments.world_size,
+        )
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:
+        """Mean cross-entropy over the completion tokens of the whole optimizer step, in all processes."""
+        loss = self.objective(inputs, model)
+        self.tokens_seen += int(inputs["row_tokens"].sum())
+        self.note_loss(loss.total)
+        mean = loss.total / (loss.num_tokens if num_items_in_batch is None else num_items_in_batch)
+        # The count is that of all processes, whose gradients are averaged, not summed.
+        mean = mean * self.args.world_size
+        return (mean, None) if return_outputs else mean
+
+    def _clip_grad_norm(self, model: nn.Module) -> Any:
+        if self._sharded:
+            average_gradients(model)
+        return super()._clip_grad_norm(model)
+
+
 def training_arguments(config: PreftConfig, folder: Path, precision: Precision) -> TrainingArguments:
     """Our config in the Trainer's terms; checkpoints go to `folder`."""
-    train = config.train
-    arguments = TrainingArguments(
-        output_dir=str(folder),
-        num_train_epochs=train.epochs,
-        max_steps=train.max_steps or -1,
-        per_device_train_batch_size=train.batch_size,
-        gradient_accumulation_steps=train.gradient_accumulation_steps,
-        optim="adamw_torch",
-        learning_rate=train.learning_rate,
-        lr_scheduler_type="cosine",
-        # From 1 on the Trainer reads a number of steps; a share of 1 is all of them.
-        warmup_steps=min(train.warmup_ratio, 1 - 1e-9),
-        weight_decay=train.weight_decay,
-        max_grad_norm=train.max_grad_norm,
-        seed=config.project.seed,
-        data_seed=config.project.seed,
-        bf16=precision.name == "bfloat16",
-        fp16=precision.name == "float16",
-        use_cpu=precision.device == "cpu",
-        gradient_checkpointing=train.gradient_checkpointing,
-        gradient_checkpointing_kwargs={"use_reentrant": False},
-        logging_strategy="steps",
-        logging_steps=train.log_every,
-        logging_nan_inf_filter=False,
-        save_strategy="steps",
-        save_steps=train.save_every or NEVER,
-        save_total_limit=2,
-        eval_strategy="no",
-        report_to="none",  # `boards` brings the callbacks
-        ddp_find_unused_parameters=False,
-        disable_tqdm=True,
-        remove_unused_columns=False,
-        dataloader_pin_memory=precision.device == "cuda",
-    )
+    arguments = TrainingArguments(**common_arguments(config, folder, precision))
     # One process drives one GPU: the Trainer would split batches over all it sees, and the mask with them.
     arguments._n_gpu = min(arguments.n_gpu, 1)
     return arguments
+
+
+def common_arguments(config: PreftConfig, folder: Path, precision: Precision) -> dict[str, Any]:
+    """What all trainers are told alike, by Transformers' names."""
+    train = config.train
+    return {
+        "output_dir": str(folder),
+        "num_train_epochs": train.epochs,
+        "max_steps": train.max_steps or -1,
+        "per_device_train_batch_size": train.batch_size,
+        "gradient_accumulation_steps": train.gradient_accumulation_steps,
+        "optim": "adamw_torch",
+        "learning_rate": train.learning_rate,
+        "lr_scheduler_type": "cosine",
+        # From 1 on the Trainer reads a number of steps; a share of 1 is all of them.
+        "warmup_steps": min(train.warmup_ratio, 1 - 1e-9),
+        "weight_decay": train.weight_decay,
+        "max_grad_norm": train.max_grad_norm,
+        "seed": config.project.seed,
+        "data_seed": config.project.seed,
+        "bf16": precision.name == "bfloat16",
+        "fp16": precision.name == "float16",
+        "use_cpu": precision.device == "cpu",
+        "gradient_checkpointing": train.gradient_checkpointing,
+        "gradient_checkpointing_kwargs": {"use_reentrant": False},
+        "logging_strategy": "steps",
+        "logging_steps": train.log_every,
+        "logging_nan_inf_filter": False,
+        "save_strategy": "steps",
+        "save_steps": train.save_every or NEVER,
+        "save_total_limit": 2,
+        "eval_strategy": "no",
+        "report_to": "none",  # `boards` brings the callbacks
+        "ddp_find_unused_parameters": False,
+        "disable_tqdm": True,
+        "remove_unused_columns": False,
+        "dataloader_pin_memory": precision.device == "cuda",
+    }

@@ -168,8 +168,8 @@ def test_what_is_on_this_machine_wins_and_missing_files_stay_files(tmp_path: Pat
     for name in ("data/train.jsonl", "data/train.parquet", "a/b/c", "../x/y", "/tmp/none/x"):
         with pytest.raises(UserError, match=r"does not exist$"):
             read_data(Path(name), tmp_path, split="train")
-    with pytest.raises(UserError, match=r"^eval.file: .*other/name does not exist; .*only train.file takes a Hub id"):
-        read_data(Path("other/name"), tmp_path, "eval.file")
+    with pytest.raises(UserError, match=r"^train.validation_file: .*other/name does not exist; .*alone take a Hub id"):
+        read_data(Path("other/name"), tmp_path, "train.validation_file")
 
 
 def test_offline_it_is_one_clear_error_and_no_traceback(tmp_path: Path) -> None:

@@ -52,12 +52,7 @@ class Interventions(Attached):
 
     def pairs(self) -> dict[str, LowRankPair]:
         return {
-            name: LowRankPair(
-                a=one.w1.detach().cpu().clone(),
-                b=one.w2.detach().cpu().clone().T,
-                scaling=1.0,
-                bias=one.bias.detach().cpu().clone(),
-            )
+            name: LowRankPair(a=one.w1.detach(), b=one.w2.detach().T, scaling=1.0, bias=one.bias.detach())
             for name, one in self._by_stream.items()
         }
 

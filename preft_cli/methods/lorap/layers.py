@@ -66,8 +66,8 @@ class LoraLayers(Attached):
     def pairs(self) -> dict[str, LowRankPair]:
         return {
             name: LowRankPair(
-                a=layer.lora_A[_ADAPTER].weight.detach().cpu().clone(),
-                b=layer.lora_B[_ADAPTER].weight.detach().cpu().clone(),
+                a=layer.lora_A[_ADAPTER].weight.detach(),
+                b=layer.lora_B[_ADAPTER].weight.detach(),
                 scaling=float(layer.scaling[_ADAPTER]),
             )
             for name, layer in self._layers().items()

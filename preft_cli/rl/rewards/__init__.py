@@ -1,0 +1,1 @@
+"""What judges answers: one module a reward, and how they add up."""

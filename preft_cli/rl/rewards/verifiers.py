@@ -1,0 +1,97 @@
+"""Before training: does the verifier know a right answer when it sees one? And what would one answer to all be worth?"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from preft_cli.errors import UserError
+from preft_cli.rl.problem import Problem, Problems, Reward
+
+TRIED = 32
+"""Problems whose own answers are judged."""
+CONSTANTS = 20
+"""Answers that are tried on every held-out problem."""
+SHOWN = 300
+"""Characters of a question, from its end."""
+NO_CONSTANTS = ("code", "format")
+"""Rewards for which answers of one problem are none of another, or that judge no answers."""
+
+
+def check_verifiers(problems: Sequence[Problem], rewards: Sequence[tuple[Reward, float]]) -> list[str]:
+    """Let the first reward judge the problems' own right answers.
+
+    Returns:
+        What the user must know: a share of them gets less than 1.
+
+    Raises:
+        UserError: not one of them gets 1. Training would see no signal, ever. (Of a function it is a remark only: it may ask
+            for a form that nobody here knows.)
+    """
+    reward = rewards[0][0]
+    if reward.name == "format":
+        return []  # what its pattern matches cannot be told from the problem
+    known = [(problem, forms) for problem in problems if (forms := right_answers(problem, reward.name))][:TRIED]
+    if not known:
+        return []
+    best = _best(known, reward)
+    failed = [(*one, value) for one, value in zip(known, best, strict=True) if value < 1]
+    if not failed:
+        return []
+    text = _told(reward.name, len(failed), len(known), *failed[0])
+    if len(failed) == len(known) and ":" not in reward.name:
+        raise UserError(f"{text} No answer could ever be rewarded: check the answers and train.grpo.rewards.")
+    return [text]
+
+
+def right_answers(problem: Problem, reward: str) -> list[str]:
+    """The problem's own answer in the forms in which a model would write it; empty if it has none."""
+    record = problem.record
+    if reward == "code":
+        code = next((record[key] for key in ("canonical_solution", "code", "solution") if record.get(key)), None)
+        if not isinstance(code, str):
+            return []
+        whole = code if "```" in code else f"```python\n{code}\n```"
+        return [whole]
+    if problem.answer is None:
+        return []
+    answer = problem.answer.strip()
+    return [answer, f"\\boxed{{{answer}}}", f"<answer>{answer}</answer>", f"#### {answer}"]
+
+
+def best_constant(problems: Problems, reward: Reward) -> tuple[str, float] | None:
+    """The one answer that solves most held-out problems, of the most frequent ones to train on, and the share it solves.
+
+    Returns:
+        None if there are no such answers, or nothing is held out.
+    """
+    answers = [problem.answer for problem in problems.train if problem.answer is not None]
+    if reward.name in NO_CONSTANTS or not answers or not problems.held_out:
+        return None
+    frequent = [answer for answer, _ in Counter(answers).most_common(CONSTANTS)]
+    shares = {answer: _share(problems.held_out, answer, reward) for answer in frequent}
+    best = max(frequent, key=lambda answer: shares[answer])
+    return best, shares[best]
+
+
+def _share(problems: list[Problem], answer: str, reward: Reward) -> float:
+    values = reward(problems, [answer] * len(problems))
+    return sum(value is not None and value >= 1 for value in values) / len(problems)
+
+
+def _best(known: list[tuple[Problem, list[str]]], reward: Reward) -> list[float]:
+    """Of each problem, what its best form gets; rewards that do not apply give nothing."""
+    flat = [(problem, form) for problem, forms in known for form in forms]
+    values = reward([problem for problem, _ in flat], [form for _, form in flat])
+    given = iter(values)
+    return [max(value or 0.0 for value in [next(given) for _ in forms]) for _, forms in known]
+
+
+def _told(name: str, failed: int, tried: int, problem: Problem, forms: list[str], value: float) -> str:
+    prompt: Any = problem.prompt
+    question = prompt if isinstance(prompt, str) else prompt[-1].text
+    return (
+        f"the reward {name} gives less than 1 to {failed} of {tried} right answers that the problems have themselves, such as "
+        f"{problem.where}: question …{question[-SHOWN:]!r}, answer {forms[0][-SHOWN:]!r}, reward {value:g}."
+    )

@@ -1,0 +1,140 @@
+"""Answers from an engine in this process, which computes with the trainer's adapter after one copy on the device."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from engine_patch.adapter import LowRankPair
+from engine_patch.errors import PreftError
+from engine_patch.rule import is_prefill_only
+from preft_cli.config.schema import PreftConfig
+from preft_cli.console import progress
+from preft_cli.errors import UserError
+from preft_cli.rl.rollout import Rollout, Sampling, Synced
+from preft_cli.serving.adapters import LORA_RANKS
+from preft_cli.serving.options import option_name
+from preft_cli.training.foundation import Foundation
+
+MEMORY_SHARE = 0.4
+"""Of the GPU, for the engine: the trainer beside it needs the rest."""
+MOST_AT_ONCE = 256
+CPU = {"enforce_eager": True, "block_size": 32, "kv_cache_memory_bytes": 1 << 30}
+"""Neither compiled nor warmed up: both take longer than a short run."""
+
+
+class InProcessRollouts:
+    """`vllm.LLM` with one adapter; see `Rollouts`."""
+
+    def __init__(self, config: PreftConfig, foundation: Foundation, answers: int) -> None:
+        """`answers`: as many are sampled at once, if the engine can.
+
+        Raises:
+            UserError: the engine does not start.
+        """
+        # The engine core runs in this process too: only there can it read the trainer's tensors.
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+        from engine_patch.live import LiveAdapter
+        from vllm import LLM
+
+        with progress("starting the engine that samples answers"):
+            try:
+                self._llm = LLM(**engine_args(config, foundation, answers))
+                self._adapter = LiveAdapter(
+                    self._llm,
+                    config.adapter.name,
+                    config.adapter.method,
+                    foundation.base.fingerprint,
+                    in_flight=config.train.grpo.in_flight,
+                )
+            except (PreftError, ValueError, RuntimeError) as error:
+                raise UserError(
+                    f"the engine that samples answers did not start: {error}. Its settings are those of serve: "
+                    "serve.gpu_memory_utilization is its share of the GPU"
+                ) from error
+
+    def sync(self, pairs: Mapping[str, LowRankPair]) -> Synced:
+        """See `Rollouts.sync`."""
+        try:
+            version = self._adapter.sync(pairs)
+        except PreftError as error:
+            raise UserError(f"the engine did not take the adapter's weights: {error}") from error
+        return Synced(version.digest, version.seconds, version.num_bytes)
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], n: int, sampling: Sampling, seed: int, *, adapted: bool = True
+    ) -> list[list[Rollout]]:
+        """See `Rollouts.generate`."""
+        from vllm.inputs import TokensPrompt
+
+        inputs = [TokensPrompt(prompt_token_ids=list(prompt)) for prompt in prompts]
+        params = [sampling_params(sampling, n, seed * len(prompts) + number) for number in range(len(prompts))]
+        outputs = self._llm.generate(
+            inputs, params, use_tqdm=False, lora_request=self._adapter.request if adapted else None
+        )
+        return [[_rollout(answer) for answer in output.outputs] for output in outputs]
+
+    def stop(self) -> None:
+        """See `Rollouts.stop`."""
+        from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+
+        self._llm.llm_engine.engine_core.shutdown()
+        del self._llm, self._adapter
+        cleanup_dist_env_and_memory()
+
+
+def sampling_params(sampling: Sampling, n: int, seed: int) -> Any:
+    """In vLLM's terms."""
+    from vllm import SamplingParams
+
+    return SamplingParams(
+        n=n,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        max_tokens=sampling.max_tokens,
+        stop_token_ids=list(sampling.stop_ids),
+        seed=seed % 2**63,
+        logprobs=0,
+        detokenize=False,
+    )
+
+
+def _rollout(answer: Any) -> Rollout:
+    ids = list(answer.token_ids)
+    return Rollout(ids, [step[token].logprob for step, token in zip(answer.logprobs, ids, strict=True)])
+
+
+def engine_args(config: PreftConfig, foundation: Foundation, answers: int) -> dict[str, Any]:
+    """Arguments of `vllm.LLM`: those of `serve` where they are set, else what suits rollouts."""
+    serve, adapter = config.serve, config.adapter
+    rank = max(adapter.rank, adapter.direft_rank or 0)
+    ours: dict[str, Any] = {"residual_stream": config.model.residual_stream}
+    if not is_prefill_only(adapter.method):
+        ours["all_token_adapters"] = True
+    if serve.gpu_pool:
+        ours["gpu_pool_bytes"] = serve.gpu_pool
+    return {
+        "model": str(foundation.base.path),
+        # The types of both must be the same, or log-probabilities differ by more than they must.
+        "dtype": foundation.precision.name if serve.dtype == "auto" else serve.dtype,
+        "enable_lora": True,
+        "max_loras": 1,
+        "max_lora_rank": next(limit for limit in LORA_RANKS if limit >= rank),
+        "max_model_len": serve.max_model_len or foundation.limit,
+        "max_num_seqs": serve.max_num_seqs or min(answers, MOST_AT_ONCE),
+        "max_num_batched_tokens": serve.max_num_batched_tokens,
+        "gpu_memory_utilization": serve.gpu_memory_utilization or MEMORY_SHARE,
+        "enable_prefix_caching": True,
+        "logprobs_mode": "processed_logprobs",
+        "generation_config": "vllm",  # no defaults of the model: `Sampling` says all
+        "seed": config.project.seed,
+        "additional_config": {"preft": ours},
+        "disable_log_stats": True,
+        **(CPU if foundation.precision.device == "cpu" else {}),
+        **{option_name(key).replace("-", "_"): value for key, value in serve.vllm_args.items()},
+    }

@@ -1,0 +1,1 @@
+"""Where problems come from: data rows, or the environments of reasoning-gym."""
