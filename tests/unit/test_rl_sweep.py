@@ -18,7 +18,7 @@ from preft_cli.rl.result import RlResult
 from preft_cli.training import run as training
 from preft_cli.training.metrics import Metrics
 from preft_cli.training.output import RunFolder
-from preft_cli.training.sweep import cell
+from preft_cli.training.sweep import cell, run
 from preft_cli.training.sweep.grid import Grid
 from preft_cli.training.sweep.notes import comparable, notes_of
 from preft_cli.training.sweep.plan import jobs_problem
@@ -61,6 +61,7 @@ def trained(fake: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> Train
 
     fake("preft_cli.rl.prepare", prepare_rl=lambda config, _: ("prepared", config.adapter.method, config.project.seed))
     monkeypatch.setattr(training, "train", train)
+    monkeypatch.setattr(run, "setting_problems", lambda _: [])  # they ask for installed packages
     monkeypatch.setattr(cell, "_free_memory", lambda: None)  # or it would load torch
     return names
 
@@ -108,25 +109,44 @@ def test_without_held_out_problems_there_is_nothing_to_compare() -> None:
 
 
 @pytest.mark.parametrize(
-    ("grpo", "serve", "refused"),
+    ("grpo", "serve", "said"),
     [
-        ({}, {}, True),
-        ({}, {"gpu_memory_utilization": 0.3}, False),
-        ({"rollout_url": "http://localhost:8000"}, {}, False),
+        ({}, {}, "--jobs 2: each run has an engine of its own"),
+        ({}, {"gpu_memory_utilization": 0.3}, None),
+        ({"rollout_url": "http://localhost:8000", "rollout_store": "/dev/shm/x"}, {}, "sample from each other's"),
     ],
 )
-def test_engines_that_would_take_the_memory_from_each_other(
-    tmp_path: Path, grpo: dict[str, Any], serve: dict[str, Any], refused: bool
+def test_runs_that_would_get_in_each_others_way(
+    tmp_path: Path, grpo: dict[str, Any], serve: dict[str, Any], said: str | None
 ) -> None:
     sections = {"train": {"task": "grpo", "grpo": {"environment": "gcd"} | grpo}, "serve": serve}
     made = rl_grid("adapter.rank=8,16", config=PreftConfig.model_validate(sections))
     assert jobs_problem(made, 1) is None
-    assert bool(jobs_problem(made, 2)) == refused
-    if refused:
-        with pytest.raises(UserError, match=r"--jobs 2: each run has an engine.* such as 0\.3 for 2 runs") as error:
-            run_sweep(made, tmp_path, jobs=2)
-        assert error.value.exit_code == 2
-        assert not (tmp_path / "runs").exists()
+    found = jobs_problem(made, 2)
+    if said is None:
+        assert found is None
+        return
+    assert found is not None
+    assert said in found
+    with pytest.raises(UserError) as error:
+        run_sweep(made, tmp_path, jobs=2)
+    assert (str(error.value), error.value.exit_code) == (found, 2)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_share_of_an_engine_leaves_room_for_training() -> None:
+    assert "such as 0.3 for 2 runs" in str(jobs_problem(rl_grid("adapter.rank=8,16"), 2))
+    assert "such as 0.1 for 5 runs" in str(jobs_problem(rl_grid("adapter.rank=8,16"), 5))
+
+
+def test_seeds_are_measured_on_the_same_problems() -> None:
+    from preft_cli.rl.load import load_problems
+
+    small = {"environment": "gcd", "train_problems": 5, "eval_problems": 5}
+    config = PreftConfig.model_validate({"train": {"task": "grpo", "grpo": small}})
+    first, second = (load_problems(cell.config, Path()) for cell in rl_grid("project.seed=0,1", config=config).cells)
+    assert [one.prompt for one in first.held_out] == [one.prompt for one in second.held_out]
+    assert [one.prompt for one in first.train] != [one.prompt for one in second.train]
 
 
 def test_table_files_and_resume(tmp_path: Path, trained: Trained, capsys: pytest.CaptureFixture[str]) -> None:
