@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from preft_cli.bench.plot_style import FAINT, tidy
+from preft_cli.bench.plot_style import FAINT, INK, tidy
 from preft_cli.rl.accuracy import Accuracy, HeldOutAccuracy
 from preft_cli.rl.summary import PARTS
 from preft_cli.rl.watch import GAP_LIMIT
@@ -16,7 +16,9 @@ Rows = Sequence[dict[str, Any]]
 BLUE, ORANGE, GREEN, PINK, GREY = "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#bbbbbb"
 PART_COLOURS = {"generation": BLUE, "training": ORANGE, "rewards": GREEN, "sync": PINK, "rest": GREY}
 LINE = {"linewidth": 1.5}
-LEGEND = {"fontsize": 8, "frameon": False, "loc": "best"}
+LEGEND = {"fontsize": 8, "frameon": False, "handlelength": 1.2, "columnspacing": 1.0, "borderpad": 0.1}
+ABOVE = {"loc": "lower left", "bbox_to_anchor": (0, 1.0), "borderaxespad": 0.2}
+"""Between the panel and its title: inside, lines on two axes would run through a legend."""
 
 
 def series(rows: Rows, key: str) -> tuple[list[int], list[float]]:
@@ -34,20 +36,20 @@ def draw(axes: Any, rows: Rows, key: str, label: str, colour: str, **look: Any) 
 
 def rewards(axes: Any, rows: Rows, measured: Rows, held_out: HeldOutAccuracy | None) -> None:
     """The mean reward in a band of one standard deviation, and held-out accuracies with their intervals."""
-    steps, means = series(rows, "reward_mean")
-    spread = dict(zip(*series(rows, "reward_std"), strict=True))
-    if steps:
-        around = [spread.get(step, 0.0) for step in steps]
-        low = [mean - std for mean, std in zip(means, around, strict=True)]
-        high = [mean + std for mean, std in zip(means, around, strict=True)]
-        axes.fill_between(steps, low, high, color=BLUE, alpha=0.15, linewidth=0, label="its standard deviation")
-        axes.plot(steps, means, color=BLUE, label="mean reward", **LINE)
+    known = [row for row in rows if row.get("reward_mean") is not None and row.get("reward_std") is not None]
+    if known:
+        steps, means = [row["step"] for row in known], [row["reward_mean"] for row in known]
+        # No reward lies beyond the lowest and the highest one.
+        low = [max(row["reward_mean"] - row["reward_std"], row["reward_low"]) for row in known]
+        high = [min(row["reward_mean"] + row["reward_std"], row["reward_high"]) for row in known]
+        axes.fill_between(steps, low, high, color=BLUE, alpha=0.15, linewidth=0)
+        axes.plot(steps, means, color=BLUE, label="reward, std", **LINE)
     marks = {row["step"]: Accuracy.of(row["right"], row["total"]) for row in measured}
     if marks:
         bars = ([one.value - one.low for one in marks.values()], [one.high - one.value for one in marks.values()])
         values = [one.value for one in marks.values()]
         look = {"color": ORANGE, "marker": "o", "markersize": 5, "linestyle": ":", "capsize": 3}
-        axes.errorbar(list(marks), values, yerr=bars, label="held-out accuracy, 95% interval", zorder=5, **look)
+        axes.errorbar(list(marks), values, yerr=bars, label="accuracy, 95% interval", zorder=5, **look)
     if held_out and held_out.constant:
         label = f"always {held_out.constant.answer[:20]!r}"
         axes.axhline(held_out.constant.accuracy.value, color=FAINT, linestyle="--", linewidth=1.2, label=label)
@@ -91,7 +93,7 @@ def ratios(axes: Any, rows: Rows) -> None:
 def gaps(axes: Any, rows: Rows) -> None:
     draw(axes, rows, "logprob_gap_mean", "mean", BLUE)
     draw(axes, rows, "logprob_gap_max", "largest", ORANGE)
-    label = f"warns when the mean is above {GAP_LIMIT:g}"
+    label = f"warns if the mean is above {GAP_LIMIT:g}"
     axes.axhline(GAP_LIMIT, color=FAINT, linestyle="--", linewidth=1, label=label)
     axes.set_yscale("log")
     _finish(axes, "Log-probabilities: |trainer - engine|", "nats per token")
@@ -138,8 +140,10 @@ def _finish(axes: Any, title: str, unit: str) -> None:
     from matplotlib.ticker import MaxNLocator
 
     tidy(axes, title)
+    axes.set_title(title, loc="left", fontsize=10.5, color=INK, pad=20)
     axes.set_xlabel("step", fontsize=9)
     axes.set_ylabel(unit, fontsize=9)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(**LEGEND)
+    named = axes.get_legend_handles_labels()[0]
+    if named:
+        axes.legend(**LEGEND, **ABOVE, ncols=len(named)).set_in_layout(False)  # or a wide one narrows its column

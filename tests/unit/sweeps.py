@@ -19,6 +19,7 @@ from preft_cli.training.sweep.summary import points_of
 
 SECTIONS: dict[str, Any] = {"train": {"validation_file": "validation.jsonl"}, "eval": {"file": "heldout.jsonl"}}
 CONFIG = PreftConfig.model_validate(SECTIONS)
+RL_CONFIG = PreftConfig.model_validate({"train": {"task": "grpo", "grpo": {"environment": "gcd"}}})
 
 
 def grid(*sweeps: str, choose: tuple[str, ...] = (), config: PreftConfig = CONFIG) -> Grid:

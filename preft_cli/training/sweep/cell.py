@@ -71,7 +71,7 @@ class Preparer:
     def __call__(self, config: PreftConfig) -> Any:
         """As `prepare(config, root)` or, for `train.task: grpo`, as `prepare_rl(config, root)`."""
         if config.train.task == "grpo":
-            from preft_cli.rl.prepare import prepare_rl  # type: ignore[import-not-found, import-untyped, unused-ignore]
+            from preft_cli.rl.prepare import prepare_rl
 
             # Problems are few and short: each cell reads its own, and nothing is held for hundreds of cells.
             return prepare_rl(config, self._root)

@@ -49,7 +49,12 @@ def jobs_problem(grid: Grid, jobs: int) -> str | None:
     if any(cell.config.train.num_processes > 1 for cell in grid.cells):
         return "--jobs runs cells side by side, and train.num_processes gives one cell several: use one of them"
     train, share = grid.config.train, grid.config.serve.gpu_memory_utilization
-    if train.task == "grpo" and train.grpo.rollout_url is None and share is None:
+    if train.task == "grpo" and train.grpo.rollout_url:
+        return (
+            f"--jobs {jobs}: the server of train.grpo.rollout_url knows the weights of all runs by one name (adapter.name), so "
+            "runs side by side would sample from each other's; leave --jobs out"
+        )
+    if train.task == "grpo" and share is None:
         return (
             f"--jobs {jobs}: each run has an engine of its own, and each would take most of the device's memory. Set "
             f"serve.gpu_memory_utilization to the share of an engine, such as {0.6 / jobs:.1g} for {jobs} runs on one device "
