@@ -36,6 +36,9 @@ GENERATE = "/inference/v1/generate"
 CLAMPED = -9999.0
 """What vLLM's routes write where there is no log-probability."""
 
+GREEDY_BELOW = 1e-5
+"""vLLM takes lower temperatures for zero, and then gives one answer alone: all would be the same."""
+
 SAY_AFTER_S = 5.0
 
 
@@ -110,15 +113,17 @@ class ServerRollouts:
             raise RuntimeError("no weights to sample with: sync comes before generate")
         self._check_lengths(prompts, sampling)
         model = self._name if adapted else self._base_name
+        drawn = 1 if sampling.temperature < GREEDY_BELOW else n
         bodies = [
             {
                 "model": model,
                 "token_ids": list(prompt),
-                "sampling_params": parameters(n, sampling, prompt_seed(seed, index)),
+                "sampling_params": parameters(drawn, sampling, prompt_seed(seed, index)),
             }
             for index, prompt in enumerate(prompts)
         ]
-        answers = [rollouts(one, n) for one in self._api.post_all(GENERATE, bodies, self._timeout_s)]
+        documents = self._api.post_all(GENERATE, bodies, self._timeout_s)
+        answers = [rollouts(document, drawn) * (n // drawn) for document in documents]
         if adapted:
             self._require_served()
         return answers
