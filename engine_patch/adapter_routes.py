@@ -3,7 +3,8 @@
 Who replaces an adapter's file, such as a trainer whose next answers must come from its new weights, has to know that the server
 has seen it, and not a file in some other folder. Upstream's API key guards paths by their beginnings, `/preft` not among them.
 These routes tell names, as `/v1/models` does, and end requests of others, so they are added to what is guarded; `/preft/status`
-stays as open as `/health`. Still fits while `AuthenticationMiddleware` asks `GUARDED_PREFIX` and `OutputProcessor` keeps the requests (see `contract.py`).
+stays as open as `/health`. Still fits while `AuthenticationMiddleware` asks `GUARDED_PREFIX` and `OutputProcessor` keeps the
+requests (see `contract.py`).
 """
 
 from __future__ import annotations

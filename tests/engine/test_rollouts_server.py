@@ -22,7 +22,8 @@ from preft_cli.models import BaseModel
 from preft_cli.models.modules import modules_of
 from preft_cli.rl.rollout import Rollout, Sampling
 from preft_cli.rl.rollouts.api import KEY_VARIABLE, Api
-from preft_cli.rl.rollouts.server import GENERATE, ServerRollouts, parameters
+from preft_cli.rl.rollouts.server import ServerRollouts
+from preft_cli.rl.rollouts.tokens_route import GENERATE, parameters
 from tests.engine.served import Server, metric
 from tests.reference import MaskedReference, random_adapter
 from tests.unit.tiny import tiny_model, tiny_tokenizer

@@ -20,7 +20,8 @@ from preft_cli.errors import UserError
 from preft_cli.rl.rollout import Rollout, Sampling
 from preft_cli.rl.rollouts.api import KEY_VARIABLE, Api
 from preft_cli.rl.rollouts.seeds import prompt_seed
-from preft_cli.rl.rollouts.server import GENERATE, ServerRollouts
+from preft_cli.rl.rollouts.server import ServerRollouts
+from preft_cli.rl.rollouts.tokens_route import GENERATE
 from tests.unit.test_status import LIVE
 
 BASE = BaseFingerprint(hidden_size=64, weights="w1")
@@ -240,7 +241,7 @@ def test_a_server_that_is_not_live_or_not_there_is_refused(url: str, fake: Fake)
     fake.status["live"] = False
     with pytest.raises(UserError, match="is not live"):
         connect(url, fake.folder)
-    with pytest.raises(UserError, match="no server answers at http://127.0.0.1:9"):
+    with pytest.raises(UserError, match=r"no server answers at http://127\.0\.0\.1:9"):
         connect("http://127.0.0.1:9", fake.folder)
     for wrong in ("nonsense", "ftp://x", "http://[bad", "http://"):
         with pytest.raises(UserError, match="is not the address of a server"):
@@ -253,7 +254,7 @@ def test_a_server_that_goes_away_is_said(url: str, fake: Fake) -> None:
     fake.generate = lambda body: (200, b"<html>")
     with pytest.raises(UserError, match="answers 200, and not as a server of preft does"):
         rollouts.generate([[1]], 1, SAMPLING, seed=1)
-    with pytest.raises(UserError, match="no server answers at http://127.0.0.1:9/x"):
+    with pytest.raises(UserError, match=r"no server answers at http://127\.0\.0\.1:9/x"):
         Api("http://127.0.0.1:9").get("/x")
 
 

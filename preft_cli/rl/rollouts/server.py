@@ -25,19 +25,11 @@ from preft_cli.rl.rollout import Rollout, Sampling, Synced
 from preft_cli.rl.rollouts.api import Answer, Api
 from preft_cli.rl.rollouts.seeds import prompt_seed
 from preft_cli.rl.rollouts.start import SOURCE, base_name, require_fit, require_ours
+from preft_cli.rl.rollouts.tokens_route import GENERATE, GREEDY_BELOW, parameters, read_answers
 from preft_cli.serving.status import fetch
 
 if TYPE_CHECKING:
     from engine_patch.adapter import Adapter, LowRankPair
-
-GENERATE = "/inference/v1/generate"
-"""vLLM's route for token ids: nothing is detokenised, neither there nor here."""
-
-CLAMPED = -9999.0
-"""What vLLM's routes write where there is no log-probability."""
-
-GREEDY_BELOW = 1e-5
-"""vLLM takes lower temperatures for zero, and then gives one answer alone: all would be the same."""
 
 SAY_AFTER_S = 5.0
 
@@ -123,7 +115,7 @@ class ServerRollouts:
             for index, prompt in enumerate(prompts)
         ]
         documents = self._api.post_all(GENERATE, bodies, self._timeout_s)
-        answers = [rollouts(document, drawn) * (n // drawn) for document in documents]
+        answers = [read_answers(document, drawn) * (n // drawn) for document in documents]
         if adapted:
             self._require_served()
         return answers
@@ -200,44 +192,3 @@ class ServerRollouts:
                 f"a prompt of {longest} tokens and an answer of {sampling.max_tokens} (train.grpo.max_completion_length) are more"
                 f" than the {self._max_model_len} tokens of the server at {self._api.url} (serve.max_model_len)"
             )
-
-
-def parameters(n: int, sampling: Sampling, seed: int) -> dict[str, Any]:
-    """Sampling parameters of vLLM, with all that decides what is drawn: a default of the model's must not slip in."""
-    return {
-        **sampling._asdict(),
-        "n": n,
-        "seed": seed,
-        "repetition_penalty": 1.0,
-        "presence_penalty": 0.0,
-        "frequency_penalty": 0.0,
-        "stop_token_ids": [],  # beside the model's own, which the engine adds in either case
-        "logprobs": 0,  # of the drawn token alone
-        "detokenize": False,
-    }
-
-
-def rollouts(document: Any, n: int) -> list[Rollout]:
-    """The answers to one prompt.
-
-    Raises:
-        UserError: they are not whole.
-    """
-    try:
-        choices = sorted(document["choices"], key=lambda choice: choice["index"])
-        reasons = [choice["finish_reason"] for choice in choices]
-        found = [Rollout(c["token_ids"], [one["logprob"] for one in c["logprobs"]["content"]]) for c in choices]
-    except (KeyError, TypeError) as error:
-        raise UserError(f"{GENERATE} does not answer as vLLM does ({error!r}): {str(document)[:200]}") from error
-    if unknown := set(reasons) - {"stop", "length"}:
-        raise UserError(
-            f"the server ended an answer before it was whole ({', '.join(map(str, unknown))}): does somebody else replace its"
-            " adapter, or stop it?"
-        )
-    if len(found) != n or any(not one.token_ids or len(one.token_ids) != len(one.logprobs) for one in found):
-        raise UserError(f"{GENERATE} gave {len(found)} answers for {n}, or not a log-probability for each token")
-    if any(logprob <= CLAMPED for one in found for logprob in one.logprobs):
-        raise UserError(
-            "the engine drew a token that has no probability: its numbers overflow; try serve.dtype=float32"
-        )
-    return found
