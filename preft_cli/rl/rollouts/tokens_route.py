@@ -24,13 +24,17 @@ GREEDY_BELOW = 1e-5
 def parameters(n: int, sampling: Sampling, seed: int) -> dict[str, Any]:
     """Sampling parameters of vLLM, with all that decides what is drawn: a default of the model's must not slip in."""
     return {
-        **sampling._asdict(),
+        "max_tokens": sampling.max_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
         "n": n,
         "seed": seed,
         "repetition_penalty": 1.0,
         "presence_penalty": 0.0,
         "frequency_penalty": 0.0,
-        "stop_token_ids": [],  # beside the model's own, which the engine adds in either case
+        "stop_token_ids": list(sampling.stop_ids),  # beside the model's own, which the engine adds in either case
         "logprobs": 0,  # of the drawn token alone
         "detokenize": False,
     }
