@@ -144,9 +144,9 @@ class LiveAdapter:
         return f"{self._nonce}{next(self._count):08x}"
 
     def _kind(self, pairs: Mapping[str, LowRankPair]) -> LiveKind:
-        """The checks of `pairs`, which depend on shapes alone, are made once."""
+        """The checks of `pairs`, and the plan of their copy, depend on how they look; made once."""
         looks = tuple(
-            (name, pair.scaling, *((t.shape, t.dtype, t.stride()) for t in pair.tensors.values()))
+            (name, pair.scaling, *((t.shape, t.dtype, t.stride(), t.device) for t in pair.tensors.values()))
             for name, pair in pairs.items()
         )
         if looks not in self._kinds:
