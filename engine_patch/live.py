@@ -129,8 +129,7 @@ class LiveAdapter:
             self._abort()
         former = self._present.digest if self._present else None
         ref = AdapterRef.of_live(self._name, self._method, self._next_digest())
-        acting = {parse_digest(request) for request in acting_of(self._core.scheduler).requests.values()}
-        self._tiers.live.put(ref.digest, kind, pairs, replaces=former, acting=acting)
+        self._tiers.live.put(ref.digest, kind, pairs, replaces=former, acting=acting_digests(self._core.scheduler))
         self._present = ref
         return LiveVersion(ref.digest, time.perf_counter() - started, kind.share.num_bytes)
 
@@ -144,9 +143,9 @@ class LiveAdapter:
         return f"{self._nonce}{next(self._count):08x}"
 
     def _kind(self, pairs: Mapping[str, LowRankPair]) -> LiveKind:
-        """The checks of `pairs`, which depend on shapes alone, are made once."""
+        """The checks of `pairs`, and the plan of their copy, depend on how they look; made once."""
         looks = tuple(
-            (name, pair.scaling, *((t.shape, t.dtype, t.stride()) for t in pair.tensors.values()))
+            (name, pair.scaling, *((t.shape, t.dtype, t.stride(), t.device) for t in pair.tensors.values()))
             for name, pair in pairs.items()
         )
         if looks not in self._kinds:
@@ -170,10 +169,13 @@ class LiveAdapter:
             self._llm.llm_engine.abort_request(using, internal=True)
 
 
-def parse_digest(request: Any) -> str:
-    """The content that a request of the scheduler uses; empty for none."""
-    ref = parse_ref(request.lora_request.lora_path) if request.lora_request else None
-    return ref.digest if ref else ""
+def acting_digests(scheduler: Any) -> set[str]:
+    """The contents that the next step may compute with. Requests that ended since the last step are not in it."""
+    acting = acting_of(scheduler).requests.items()
+    refs = (
+        parse_ref(request.lora_request.lora_path) for id_, request in acting if scheduler.requests.get(id_) is request
+    )
+    return {ref.digest for ref in refs if ref}
 
 
 def core_of(llm: Any) -> Any:

@@ -8,7 +8,7 @@ makes of them is the index by which one kernel takes all elements to their place
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import torch
 
@@ -21,7 +21,7 @@ ZEROS = 16
 
 
 class Gather:
-    """Of all adapters whose tensors have the shapes and the order in memory of those that it is made with.
+    """Of all adapters whose tensors have the shapes, the order in memory and the devices of those that it is made with.
 
     It keeps an index of 4 bytes an element on the engine's device.
     """
@@ -34,46 +34,46 @@ class Gather:
             layout: of the pages.
             device: of the pages.
         """
-        self._names, self._device = list(layout.blocks), device
-        tensors = [tensor for name in self._names for tensor in pairs[name].tensors.values()]
+        self._device = device
+        self._plan = [(name, is_transposed(pairs[name].a), is_transposed(pairs[name].b)) for name in layout.blocks]
+        tensors = self._flat(pairs)
+        self._scattered = len({tensor.device for tensor in tensors}) > 1
         ends = list(itertools.accumulate((tensor.numel() for tensor in tensors), initial=ZEROS))
         dtype = torch.int32 if ends[-1] < 1 << 31 else torch.int64
         starts = iter(ends)
 
         def positions(tensor: torch.Tensor) -> torch.Tensor:
             start = next(starts)
-            return in_shape(torch.arange(start, start + tensor.numel(), dtype=dtype), tensor)
+            places = torch.arange(start, start + tensor.numel(), dtype=dtype)
+            return places.view(tensor.shape[::-1]).t() if is_transposed(tensor) else places.view(tensor.shape)
 
         places = {}
-        for name in self._names:
-            a, b = positions(pairs[name].a), positions(pairs[name].b)
-            bias = pairs[name].bias
+        for name in layout.blocks:  # a, b, bias: in the order of `_flat`
+            a, b, bias = positions(pairs[name].a), positions(pairs[name].b), pairs[name].bias
             places[name] = LowRankPair(a, b, pairs[name].scaling, None if bias is None else positions(bias))
         self._index = pack(places, layout).view(-1).to(device)
 
     @torch.no_grad()
     def __call__(self, pairs: Mapping[str, LowRankPair]) -> torch.Tensor:
         """The run of pages, `[num_elements]`, of the weights' dtype on the engine's device."""
-        tensors = list(flat(pairs[name] for name in self._names))
-        if len({tensor.device for tensor in tensors}) > 1:
+        tensors = self._flat(pairs)
+        if self._scattered:
             tensors = [tensor.to(self._device) for tensor in tensors]
         zeros = torch.zeros(ZEROS, dtype=tensors[0].dtype, device=tensors[0].device)
         return torch.cat([zeros, *tensors]).to(self._device).index_select(0, self._index)
 
-
-def flat(pairs: Iterator[LowRankPair]) -> Iterator[torch.Tensor]:
-    """All elements, `[numel]` for each tensor, in the order in which they lie: nothing is copied if there are no gaps."""
-    for pair in pairs:
-        for tensor in (pair.a, pair.b, pair.bias):
-            if tensor is not None:
-                yield (tensor.t() if is_transposed(tensor) else tensor).reshape(-1)
+    def _flat(self, pairs: Mapping[str, LowRankPair]) -> list[torch.Tensor]:
+        """All tensors, `[numel]`, in the order in which their elements lie: nothing is copied if there are no gaps."""
+        tensors = []
+        for name, flip_a, flip_b in self._plan:
+            pair = pairs[name]
+            tensors.append((pair.a.t() if flip_a else pair.a).reshape(-1))
+            tensors.append((pair.b.t() if flip_b else pair.b).reshape(-1))
+            if pair.bias is not None:
+                tensors.append(pair.bias.reshape(-1))
+        return tensors
 
 
 def is_transposed(tensor: torch.Tensor) -> bool:
     """Whether it is a matrix that lies column by column."""
-    return tensor.dim() == 2 and not tensor.is_contiguous() and tensor.t().is_contiguous()
-
-
-def in_shape(elements: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """The inverse of `flat` for one tensor."""
-    return elements.view(like.shape[::-1]).t() if is_transposed(like) else elements.view(like.shape)
+    return not tensor.is_contiguous() and tensor.t().is_contiguous()
