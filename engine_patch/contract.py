@@ -312,6 +312,20 @@ SERVER_SYMBOLS = (
     Symbol(
         "vllm.entrypoints.launchers.app", "attach_endpoint_plugins", "4e56a955b73a2177", "wrapped: adds /preft/status"
     ),
+    Symbol(
+        "vllm.entrypoints.serve.middleware.authenticate",
+        "AuthenticationMiddleware",
+        "25ec5fa72aab88dd",
+        "guards our routes too, by GUARDED_PREFIX",
+    ),
+    Symbol("vllm.v1.engine.output_processor", "RequestState.__init__", "394779c50b49dd52", "tells a request's adapter"),
+    Symbol(
+        "vllm.v1.engine.output_processor",
+        "OutputProcessor.abort_requests",
+        "6dd03abb8ea35e7c",
+        "ends requests on former contents, with an answer",
+    ),
+    Symbol("vllm.v1.engine.async_llm", "AsyncLLM.abort", "1f25d1cf31395eb5", "calls it"),
     Symbol("vllm.entrypoints.launchers.app", "build_app", "6438b7e524cb0b4f", "calls it with the app"),
     Symbol(
         "vllm.entrypoints.openai.models.serving", "OpenAIServingModels", "5f4447c2e03b67f3", "model list of the server"

@@ -7,9 +7,9 @@
 The trainer's own tensors go to free pages of the engine's pool on its device. From the next request on the new version acts; a
 request in flight ends on the version that it began with, or is aborted.
 
-Upstream: base weights can come from memory, adapters from files alone. Needed: the latter. Still fits while an engine core in this
-process is `LLM.llm_engine.engine_core.engine_core`, its one worker is called directly, and requests are aborted by their internal
-ids (`contract.LIVE_SYMBOLS`).
+Upstream: base weights can come from memory, adapters from files alone. Needed: adapters from memory too. Still fits while an
+engine core in this process is `LLM.llm_engine.engine_core.engine_core`, its one worker is called directly, and requests are
+aborted by their internal ids (`contract.LIVE_SYMBOLS`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 import itertools
 import secrets
 import time
+import weakref
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -96,8 +97,8 @@ class LiveAdapter:
         self._nonce, self._count = secrets.token_hex(NONCE_BYTES), itertools.count(1)
         self._kinds: dict[tuple[Any, ...], LiveKind] = {}
         self._present: AdapterRef | None = None
-        core = self._core
-        self._tiers.live.in_use = lambda: in_use(core)
+        core = weakref.ref(self._core)  # the core owns the pools: no cycle may keep a model's memory
+        self._tiers.live.in_use = lambda: in_use(found) if (found := core()) else ()
 
     @property
     def request(self) -> Any:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, Field
 
-from engine_patch import contract, metrics, status
+from engine_patch import adapter_routes, contract, metrics, status
 from engine_patch.errors import PreftError
 from engine_patch.patching import replace
 from engine_patch.pool.counters import PoolCounters
@@ -32,6 +32,19 @@ class AdapterCounts(BaseModel):
     """Adapters whose prompt tokens one step can compute."""
 
 
+class EngineSettings(BaseModel):
+    """What the engine computes and samples with."""
+
+    base: dict[str, Any]
+    """`BaseFingerprint.to_dict` of the base model."""
+    dtype: str
+    max_model_len: int
+    logprobs_mode: str
+    """What log-probabilities are of; `processed_logprobs`: of the distribution after temperature and truncation."""
+    tokens_route: bool
+    """Whether there is `/inference/v1/generate`, which takes and gives token ids."""
+
+
 class ServerStatus(BaseModel):
     """The answer."""
 
@@ -40,14 +53,20 @@ class ServerStatus(BaseModel):
     preft: str
     vllm: str
     prefix_caching: bool
+    engine: EngineSettings
     adapters: AdapterCounts
     pools: list[PoolCounters]
     """What the adapter pools of each worker hold and count."""
     processes: list[status.ProcessStatus] = Field(min_length=1)
 
 
-async def server_status(engine_client: Any, directory: AdapterDirectory) -> ServerStatus:
+async def server_status(engine_client: Any, directory: AdapterDirectory, options: Any = None) -> ServerStatus:
     """Ask every process.
+
+    Args:
+        engine_client: vLLM's `AsyncLLM`.
+        directory: the adapters.
+        options: that the server was started with.
 
     Raises:
         PreftError: the engine does not answer.
@@ -61,6 +80,13 @@ async def server_status(engine_client: Any, directory: AdapterDirectory) -> Serv
         preft=importlib.metadata.version("preft"),
         vllm=f"{distribution} {version}",
         prefix_caching=bool(config.cache_config.enable_prefix_caching),
+        engine=EngineSettings(
+            base=directory.manifest.base,
+            dtype=str(config.model_config.dtype).removeprefix("torch."),
+            max_model_len=config.model_config.max_model_len,
+            logprobs_mode=config.model_config.logprobs_mode,
+            tokens_route=bool(getattr(options, "enable_scale_out", False) or getattr(options, "tokens_only", False)),
+        ),
         adapters=AdapterCounts(
             listed=len(directory.served_names()),
             admitted=len(directory.admitted),
@@ -72,7 +98,8 @@ async def server_status(engine_client: Any, directory: AdapterDirectory) -> Serv
 
 
 def patch(directory: AdapterDirectory) -> None:
-    """Add the route to the server that is about to start in this process."""
+    """Add our routes to the server that is about to start in this process."""
+    adapter_routes.guard()
     # `vllm.entrypoints.launchers.app` binds the function by name.
     launcher = importlib.import_module("vllm.entrypoints.launchers.app")
 
@@ -80,6 +107,7 @@ def patch(directory: AdapterDirectory) -> None:
         def attach_endpoint_plugins(app: Any, supported_tasks: Any) -> None:
             upstream(app, supported_tasks)
             add_route(app, directory)
+            adapter_routes.add_routes(app, directory)
             metrics.attach(app, directory)
 
         return attach_endpoint_plugins
@@ -93,7 +121,7 @@ def add_route(app: Any, directory: AdapterDirectory) -> None:
 
     async def answer() -> Any:
         try:
-            found = await server_status(app.state.engine_client, directory)
+            found = await server_status(app.state.engine_client, directory, getattr(app.state, "args", None))
         except PreftError as error:
             return JSONResponse({"live": False, "error": str(error)}, 503)
         return JSONResponse(found.model_dump(), 200 if found.live else 503)

@@ -1,8 +1,8 @@
 """The weights of an adapter in a trainer's memory to a run of pages, in a handful of kernels.
 
 `pack` makes two copies for each of an adapter's modules: 420 for LoRAs on all linear layers of 30, each a kernel on a GPU.
-Where every element goes depends on shapes alone. So `pack` is asked once, with the elements' positions for weights, and what it makes
-of them is the index by which one kernel takes all elements to their places: the order of the pages, B transposed, zeros between.
+Where every element goes depends on shapes alone. So `pack` is asked once, with the elements' positions for weights, and what it
+makes of them is the index by which one kernel takes all elements to their places: pages in order, B transposed, zeros between.
 """
 
 from __future__ import annotations

@@ -112,5 +112,5 @@ class LiveVersions:
         """
         if ref.digest not in self._versions:
             raise PreftError(
-                f"the weights of {ref.path} were replaced before this request came; take `LiveAdapter.request` anew after each sync"
+                f"the weights of {ref.path} were replaced before this request came; take LiveAdapter.request after each sync"
             )

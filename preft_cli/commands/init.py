@@ -50,4 +50,6 @@ def command(
     if as_json:
         print_json(written)
     else:
-        say(f"wrote {path} from the template {template}. Next: put conversations into train.jsonl, then preft train")
+        # An environment makes its problems itself.
+        first = "" if "environment:" in text else "put conversations into train.jsonl, then "
+        say(f"wrote {path} from the template {template}. Next: {first}preft train")

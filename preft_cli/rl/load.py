@@ -21,9 +21,7 @@ def load_problems(config: PreftConfig, root: Path) -> Problems:
     Raises:
         UserError: they cannot be had, or rows lack what the rewards judge answers by: each with its file and line.
     """
-    if config.train.grpo.environment:
-        return environment_problems(config)
-    problems = file_problems(config, root)
+    problems = environment_problems(config) if config.train.grpo.environment else file_problems(config, root)
     names = reward_names(config)
     raise_all([text for problem in (*problems.train, *problems.held_out) if (text := _lack(problem, names))])
     return problems

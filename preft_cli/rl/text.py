@@ -37,4 +37,4 @@ def python_code(text: str) -> str:
     """The last ```python block, else the last block of any kind, else all of the text. A cut block reaches to the end."""
     blocks = [(language.lower(), code) for language, code in _BLOCK.findall(text)]
     python = [code for language, code in blocks if language in ("python", "py", "python3")]
-    return (python or [code for _, code in blocks] or [text])[-1]
+    return str((python or [code for _, code in blocks] or [text])[-1])

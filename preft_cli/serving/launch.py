@@ -45,7 +45,7 @@ def serve(plan: ServePlan) -> int:
         signal.signal(number, signal.default_int_handler)
     require_free_port(plan.host, plan.port)
     base, served, reserved = _prepare(plan)
-    with tempfile.TemporaryDirectory(prefix="preft-serve-") as folder:
+    with tempfile.TemporaryDirectory(prefix="preft-serve-", dir=_links_beside(plan.adapters)) as folder:
         manifest = Path(folder) / "manifest.json"
         what = Manifest(
             adapters=served.adapters,
@@ -60,6 +60,14 @@ def serve(plan: ServePlan) -> int:
         arguments = plan.arguments(str(base.path), served.max_lora_rank, served.gpu_pool, all_token)
         command = [sys.executable, "-m", "engine_patch.server", str(manifest), *arguments]
         return _run(command, {**os.environ, **_defaults(plan.environment), "PREFT_END_WITH_STDIN": "1"}, plan.url)
+
+
+def _links_beside(adapters: Path, memory: Path = Path("/dev/shm")) -> Path | None:
+    """Where links to the adapters in use can lie: with adapters in memory there, too, since links reach no other file system.
+
+    None: in the usual place for temporary files.
+    """
+    return memory if memory.is_dir() and memory.stat().st_dev == adapters.stat().st_dev else None
 
 
 def _defaults(environment: dict[str, str]) -> dict[str, str]:

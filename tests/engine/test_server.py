@@ -7,12 +7,10 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
 import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,71 +22,10 @@ import torch
 from engine_patch.adapter import Adapter
 from engine_patch.store.file import read_header, write_adapter
 from preft_cli.models.modules import Modules, modules_of
+from tests.engine.served import Server, free_port, metric
 from tests.reference import MaskedReference, random_adapter
 
 pytestmark = pytest.mark.engine
-
-START_TIMEOUT_S = 300
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-class Server:
-    """A running `preft serve` and what it said."""
-
-    def __init__(self, folder: Path, log: Path) -> None:
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.log = log
-        command = [
-            sys.executable,
-            "-m",
-            "preft_cli",
-            "serve",
-            "--adapters",
-            str(folder),
-            "--port",
-            self.url.rsplit(":", 1)[1],
-        ]
-        settings = ["dtype=float32", "max_model_len=512", "max_num_seqs=8"]
-        # One adapter at a time, on the device and in host memory: every other request reads its file again.
-        one = read_header(folder / "everywhere.preft").num_bytes
-        settings += ["gpu_slots=1", f"gpu_pool={one}", f"host_pool={one}", "vllm_args.block-size=32"]
-        options = [word for setting in settings for word in ("--set", f"serve.{setting}")]
-        file = log.open("w")
-        self.process = subprocess.Popen([*command, *options], stderr=file, stdout=file, cwd=folder.parent)
-
-    def wait_ready(self) -> None:
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while time.monotonic() < deadline and self.process.poll() is None:
-            try:
-                if self.get("/health") is None:
-                    return
-            except OSError:
-                time.sleep(0.5)
-        raise AssertionError(f"the server did not come up:\n{self.log.read_text()}")
-
-    def get(self, path: str, payload: dict[str, Any] | None = None) -> Any:
-        data = None if payload is None else json.dumps(payload).encode()
-        request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=120) as answer:
-            body = answer.read()
-        return json.loads(body) if body else None
-
-    def chat(self, model: str, text: str, **options: Any) -> Any:
-        messages = [{"role": "user", "content": text}]
-        return self.get("/v1/chat/completions", {"model": model, "messages": messages, "temperature": 0, **options})
-
-
-def metric(server: Server, name: str) -> float:
-    """The sum of a metric of vLLM."""
-    with urllib.request.urlopen(f"{server.url}/metrics", timeout=30) as answer:
-        lines = answer.read().decode().splitlines()
-    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name} ", f"{name}{{")))
 
 
 def gap_to(adapter: Adapter | None, answer: Any, reference: MaskedReference) -> float:
@@ -120,7 +57,11 @@ def folder(adapters: dict[str, tuple[Path, Adapter]], tmp_path_factory: pytest.T
 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[Server]:
-    server = Server(folder, folder.parent / "log.txt")
+    # One adapter at a time, on the device and in host memory: every other request reads its file again.
+    one = read_header(folder / "everywhere.preft").num_bytes
+    settings = ["dtype=float32", "max_model_len=512", "max_num_seqs=8", "vllm_args.block-size=32"]
+    settings += ["gpu_slots=1", f"gpu_pool={one}", f"host_pool={one}"]
+    server = Server(folder, folder.parent / "log.txt", *(f"serve.{setting}" for setting in settings))
     server.wait_ready()
     yield server
     server.process.send_signal(signal.SIGHUP)  # the terminal was closed; the README's test sends SIGINT

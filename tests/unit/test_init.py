@@ -24,7 +24,7 @@ def run(*arguments: str) -> int:
 
 
 def test_the_templates() -> None:
-    assert {"domain", "memory", "minimal", "style", "tools"} == set(NAMES)
+    assert {"domain", "memory", "minimal", "rl", "style", "tools"} == set(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -94,7 +94,7 @@ def test_an_unknown_template_names_the_known_ones(tmp_path: Path, capsys: pytest
     assert run(str(tmp_path), "--template", "stile") == 2
     message = capsys.readouterr().err
     assert "no such template (did you mean style?)" in message
-    assert "domain, memory, minimal, style, tools" in message
+    assert "domain, memory, minimal, rl, style, tools" in message
     assert list(tmp_path.iterdir()) == []
 
 

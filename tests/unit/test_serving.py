@@ -15,7 +15,7 @@ from engine_patch.store.layout import ModuleLayout
 from preft_cli.config.schema import PreftConfig
 from preft_cli.errors import UserError
 from preft_cli.serving.adapters import choose
-from preft_cli.serving.launch import require_free_port
+from preft_cli.serving.launch import _links_beside, require_free_port
 from preft_cli.serving.options import to_arguments
 from preft_cli.serving.plan import plan_serve
 
@@ -171,3 +171,9 @@ def test_a_port_in_use_and_a_foreign_address_are_refused_at_once() -> None:
             require_free_port("127.0.0.1", other.getsockname()[1])
     with pytest.raises(UserError, match=r"cannot listen on 256\.1\.1\.1:80"):
         require_free_port("256.1.1.1", 80)
+
+
+def test_links_to_adapters_in_memory_lie_in_memory_too(tmp_path: Path) -> None:
+    assert _links_beside(tmp_path / "..", memory=tmp_path) == tmp_path
+    assert _links_beside(Path("/proc"), memory=tmp_path) is None
+    assert _links_beside(tmp_path, memory=tmp_path / "missing") is None

@@ -20,9 +20,13 @@ POOLS = PoolCounters(
     device=TierCounters(capacity_bytes=64_000_000, used_bytes=16_000_000, adapters=2, hits=9, misses=1),
     host=TierCounters(capacity_bytes=256_000_000),
 ).model_dump()
+ENGINE = {
+    "base": {"hidden_size": 64}, "dtype": "float32", "max_model_len": 99, "logprobs_mode": "processed_logprobs",
+    "tokens_route": True,
+}  # fmt: skip
 LIVE = {
-    "live": True, "preft": "0.1.0", "vllm": "vllm 0.32.0", "prefix_caching": True, "adapters": ADAPTERS, "pools": [POOLS],
-    "processes": [PROCESS],
+    "live": True, "preft": "0.1.0", "vllm": "vllm 0.32.0", "prefix_caching": True, "engine": ENGINE, "adapters": ADAPTERS,
+    "pools": [POOLS], "processes": [PROCESS],
 }  # fmt: skip
 HALF = LIVE | {
     "live": False,
@@ -127,7 +131,9 @@ class Engine:
     """An engine client that answers for one core and one worker, or fails."""
 
     vllm_config: Any = SimpleNamespace(
-        cache_config=SimpleNamespace(enable_prefix_caching=True), lora_config=SimpleNamespace(max_loras=2)
+        cache_config=SimpleNamespace(enable_prefix_caching=True),
+        lora_config=SimpleNamespace(max_loras=2),
+        model_config=SimpleNamespace(dtype="torch.float32", max_model_len=99, logprobs_mode="processed_logprobs"),
     )
 
     def __init__(self, *live: bool) -> None:
@@ -152,12 +158,14 @@ def test_the_route_answers_200_only_if_every_process_is_live(live: tuple[bool, .
     from engine_patch.status_route import add_route
 
     app = FastAPI()
-    app.state.engine_client = Engine(*live)
-    add_route(app, SimpleNamespace(served_names=lambda: {"a", "b"}, admitted={"a": 1}))  # type: ignore[arg-type]
+    app.state.engine_client, app.state.args = Engine(*live), SimpleNamespace(enable_scale_out=True)
+    manifest = SimpleNamespace(base={"hidden_size": 64})
+    add_route(app, SimpleNamespace(served_names=lambda: {"a", "b"}, admitted={"a": 1}, manifest=manifest))  # type: ignore[arg-type]
     answer = testclient.TestClient(app).get("/preft/status")
     assert answer.status_code == code
     assert answer.json()["live"] == (code == 200)
     if live:
         assert answer.json()["adapters"] == {"listed": 2, "admitted": 1, "gpu_slots": 2}
+        assert answer.json()["engine"] == ENGINE
     else:
         assert "the engine is dead" in answer.json()["error"]

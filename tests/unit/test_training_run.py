@@ -59,16 +59,18 @@ def logged(folder: Path) -> list[tuple[Any, ...]]:
     return [(r["step"], r["loss"], r["learning_rate"], r["grad_norm"]) for r in rows if r["kind"] == "train"]
 
 
-def stop_after(monkeypatch: pytest.MonkeyPatch, step: int, how: Any) -> None:
+def stop_after(
+    monkeypatch: pytest.MonkeyPatch, step: int, how: Any, reporter: type[callbacks.Reporter] = callbacks.Reporter
+) -> None:
     """Call `how()` when optimizer step `step` has been logged."""
-    original = callbacks.Reporter.on_log
+    original = reporter.on_log
 
     def on_log(self: Any, args: Any, state: Any, control: Any, logs: Any, **rest: Any) -> None:
         original(self, args, state, control, logs, **rest)
         if state.global_step == step and "loss" in logs:
             how()
 
-    monkeypatch.setattr(callbacks.Reporter, "on_log", on_log)
+    monkeypatch.setattr(reporter, "on_log", on_log)
 
 
 def interrupt() -> None:

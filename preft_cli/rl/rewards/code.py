@@ -11,8 +11,8 @@ from pydantic import Field
 
 from preft_cli.config.section import PositiveInt, Section
 from preft_cli.rl.problem import Problem
+from preft_cli.rl.rewards.programs import code_tests, setup_of, whole_program
 from preft_cli.rl.rewards.sandbox import Limits, Program, run_tests
-from preft_cli.rl.rewards.tests import setup_of, tests_of, whole_program
 from preft_cli.rl.text import python_code
 
 
@@ -39,7 +39,7 @@ class CodeReward:
             return list(pool.map(self._score, problems, completions))
 
     def _score(self, problem: Problem, completion: str) -> float | None:
-        tests = tests_of(problem.record)
+        tests = code_tests(problem.record)
         if not tests:
             return None
         code = whole_program(problem.record, python_code(completion))

@@ -21,7 +21,7 @@ from preft_cli.errors import UserError
 
 START_S = 120.0
 """Imports of a cold disk."""
-TIMEOUT_S = 5.0
+TIMEOUT_S = 3.0
 """Of one answer. Python code gets an exception then; what does not heed it is killed after twice the time."""
 
 
@@ -70,7 +70,7 @@ class Judge:
         ours, theirs = Pipe()
         self._pipe = ours
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "preft_cli.rl.rewards.judge_process", str(theirs.fileno())],
+            [sys.executable, "-P", "-m", "preft_cli.rl.rewards.judge_process", str(theirs.fileno())],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -7,7 +7,7 @@ from typing import Any
 from preft_cli.config.grpo_section import RewardConfig
 from preft_cli.config.schema import PreftConfig
 from preft_cli.data.found import kind
-from preft_cli.rl.rewards.tests import has_tests
+from preft_cli.rl.rewards.programs import has_tests
 
 
 def reward_configs(config: PreftConfig) -> list[RewardConfig]:

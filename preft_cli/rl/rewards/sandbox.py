@@ -70,9 +70,7 @@ def run_tests(program: Program, limits: Limits) -> int:
             os.close(tell)
         deadline = time.monotonic() + limits.timeout_s
         try:
-            with suppress(OSError), process.stdin or suppress() as stdin:
-                if stdin:
-                    stdin.write(job.encode())
+            _give(process, job)
             output = _read(told, deadline)
         finally:
             os.close(told)
@@ -83,9 +81,15 @@ def run_tests(program: Program, limits: Limits) -> int:
 
 def _environment(folder: str) -> dict[str, str]:
     """Nothing of the user's, such as tokens; one thread for libraries that would start many."""
-    threads = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     loader = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "SYSTEMROOT") if name in os.environ}
     return {"HOME": folder, "TMPDIR": folder, "PATH": os.defpath, "LANG": "C.UTF-8", **threads, **loader}
+
+
+def _give(process: subprocess.Popen[bytes], job: str) -> None:
+    if process.stdin is not None:
+        with suppress(OSError), process.stdin as stdin:
+            stdin.write(job.encode())
 
 
 def _read(told: int, deadline: float) -> bytes:

@@ -14,11 +14,11 @@ from pathlib import Path
 def main() -> None:
     job = json.loads(sys.stdin.buffer.read())
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    sys.stdin = open(0)  # noqa: SIM115, PTH123 - what `input()` reads
+    sys.stdin = open(0)  # noqa: SIM115 - what `input()` reads
     limit(job["limits"])
     if sys.platform == "linux":
         sys.path.insert(0, str(Path(__file__).parent))
-        import sandboxed_linux
+        import sandboxed_linux  # type: ignore[import-not-found]
 
         sys.path.pop(0)
         sandboxed_linux.confine(Path.cwd())

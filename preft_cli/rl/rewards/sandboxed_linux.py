@@ -77,6 +77,6 @@ def _refuse_calls(libc: ctypes.CDLL) -> None:
     program = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *line) for line in lines))
 
     class SockFprog(ctypes.Structure):
-        _fields_ = [("len", ctypes.c_ushort), ("filter", ctypes.c_void_p)]  # noqa: RUF012
+        _fields_ = [("len", ctypes.c_ushort), ("filter", ctypes.c_void_p)]
 
     libc.prctl(SET_SECCOMP, FILTER, ctypes.byref(SockFprog(len(lines), ctypes.addressof(program))), 0, 0)

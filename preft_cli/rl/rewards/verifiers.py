@@ -15,6 +15,8 @@ CONSTANTS = 20
 """Answers that are tried on every held-out problem."""
 SHOWN = 300
 """Characters of a question, from its end."""
+FORMS = ("{}", "\\boxed{{{}}}", "<answer>{}</answer>", "#### {}")
+"""How a model would write its final answer."""
 NO_CONSTANTS = ("code", "format")
 """Rewards for which answers of one problem are none of another, or that judge no answers."""
 
@@ -56,8 +58,7 @@ def right_answers(problem: Problem, reward: str) -> list[str]:
         return [whole]
     if problem.answer is None:
         return []
-    answer = problem.answer.strip()
-    return [answer, f"\\boxed{{{answer}}}", f"<answer>{answer}</answer>", f"#### {answer}"]
+    return [form.format(problem.answer.strip()) for form in FORMS]
 
 
 def best_constant(problems: Problems, reward: Reward) -> tuple[str, float] | None:
@@ -66,18 +67,27 @@ def best_constant(problems: Problems, reward: Reward) -> tuple[str, float] | Non
     Returns:
         None if there are no such answers, or nothing is held out.
     """
-    answers = [problem.answer for problem in problems.train if problem.answer is not None]
-    if reward.name in NO_CONSTANTS or not answers or not problems.held_out:
+    known = [problem for problem in problems.train if problem.answer is not None]
+    if reward.name in NO_CONSTANTS or not known or not problems.held_out:
         return None
-    frequent = [answer for answer, _ in Counter(answers).most_common(CONSTANTS)]
-    shares = {answer: _share(problems.held_out, answer, reward) for answer in frequent}
+    write = _form(known[:TRIED], reward)
+    frequent = [answer for answer, _ in Counter(str(problem.answer) for problem in known).most_common(CONSTANTS)]
+    shares = {answer: _share(problems.held_out, write.format(answer), reward) for answer in frequent}
     best = max(frequent, key=lambda answer: shares[answer])
     return best, shares[best]
 
 
+def _form(known: list[Problem], reward: Reward) -> str:
+    """The way to write an answer that the reward understands most often."""
+    return max(FORMS, key=lambda form: sum(_solved(known, [form.format(problem.answer) for problem in known], reward)))
+
+
 def _share(problems: list[Problem], answer: str, reward: Reward) -> float:
-    values = reward(problems, [answer] * len(problems))
-    return sum(value is not None and value >= 1 for value in values) / len(problems)
+    return sum(_solved(problems, [answer] * len(problems), reward)) / len(problems)
+
+
+def _solved(problems: list[Problem], completions: list[str], reward: Reward) -> list[bool]:
+    return [value is not None and value >= 1 for value in reward(problems, completions)]
 
 
 def _best(known: list[tuple[Problem, list[str]]], reward: Reward) -> list[float]:

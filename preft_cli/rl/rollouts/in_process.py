@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from preft_cli.config.schema import PreftConfig
 from preft_cli.console import progress
 from preft_cli.errors import UserError
 from preft_cli.rl.rollout import Rollout, Sampling, Synced
+from preft_cli.rl.rollouts.seeds import prompt_seed
 from preft_cli.serving.adapters import LORA_RANKS
 from preft_cli.serving.options import option_name
 from preft_cli.training.foundation import Foundation
@@ -71,7 +73,7 @@ class InProcessRollouts:
         from vllm.inputs import TokensPrompt
 
         inputs = [TokensPrompt(prompt_token_ids=list(prompt)) for prompt in prompts]
-        params = [sampling_params(sampling, n, seed * len(prompts) + number) for number in range(len(prompts))]
+        params = [sampling_params(sampling, n, prompt_seed(seed, number)) for number in range(len(prompts))]
         outputs = self._llm.generate(
             inputs, params, use_tqdm=False, lora_request=self._adapter.request if adapted else None
         )
@@ -98,7 +100,7 @@ def sampling_params(sampling: Sampling, n: int, seed: int) -> Any:
         min_p=sampling.min_p,
         max_tokens=sampling.max_tokens,
         stop_token_ids=list(sampling.stop_ids),
-        seed=seed % 2**63,
+        seed=seed,
         logprobs=0,
         detokenize=False,
     )
@@ -135,6 +137,7 @@ def engine_args(config: PreftConfig, foundation: Foundation, answers: int) -> di
         "seed": config.project.seed,
         "additional_config": {"preft": ours},
         "disable_log_stats": True,
+        "use_tqdm_on_load": False,
         **(CPU if foundation.precision.device == "cpu" else {}),
         **{option_name(key).replace("-", "_"): value for key, value in serve.vllm_args.items()},
     }

@@ -31,7 +31,19 @@ def file_problems(config: PreftConfig, root: Path) -> Problems:
     train = [problem for problem in read["train.file"] if repr(problem.prompt) not in measured]
     if not train:
         raise UserError("train.file: every problem of it is also in eval.file; hold out others")
-    return Problems(train, held_out, config.train.file.name, _remarks(read["train.file"], train, held_out))
+    remarks = [*_unread(config), *_remarks(read["train.file"], train, held_out)]
+    return Problems(train, held_out, config.train.file.name, remarks)
+
+
+def _unread(config: PreftConfig) -> list[str]:
+    """Settings of an environment where there is none."""
+    grpo = config.train.grpo
+    return [
+        f"train.grpo.{key} is not used: train.grpo.environment is not set, and problems of train.file are taken as they are"
+        for key in ("environment_args", "train_problems", "eval_problems", "worked_examples")
+        if key in grpo.model_fields_set
+        and getattr(grpo, key) != type(grpo).model_fields[key].get_default(call_default_factory=True)
+    ]
 
 
 def _remarks(read: list[Problem], train: list[Problem], held_out: list[Problem]) -> list[str]:

@@ -49,7 +49,7 @@ def problem_of(record: Any, where: str) -> list[Problem]:
 def _asked(record: dict[str, Any]) -> Prompt:
     """A chat that is written out, else what the form asks."""
     for key in ("messages", "prompt"):
-        if key == "messages" and record.get(key) is not None or isinstance(record.get(key), list):
+        if (key == "messages" and record.get(key) is not None) or isinstance(record.get(key), list):
             return _chat(record[key], key)
     ask = next((ask for names, ask in FORMS if all(record.get(name) is not None for name in names)), None)
     if ask is None:

@@ -8,10 +8,10 @@ from typing import Any
 
 def has_tests(record: dict[str, Any]) -> bool:
     """Whether there is something to run."""
-    return bool(tests_of(record))
+    return bool(code_tests(record))
 
 
-def tests_of(record: dict[str, Any]) -> list[str]:
+def code_tests(record: dict[str, Any]) -> list[str]:
     """The tests, each of them code; empty if there are none, or one of them is no text."""
     for key in ("tests", "test_list"):
         found = record.get(key)
