@@ -23,7 +23,7 @@ def finish(session: RlSession) -> RlResult:
     adapter = session.save(folder.adapter, **about)
     result = _result(session, adapter, held_out)
     title = f"{config.adapter.name} ({config.adapter.method}) on {prepared.title}, {config.model.base}"
-    plot_run(session.metrics.rows(), folder.curves, title)
+    plot_run(session.metrics.rows(), folder.curves, title, held_out)
     atomic_write(folder.result, [result.model_dump_json(indent=2).encode() + b"\n"])
     return result
 

@@ -139,16 +139,6 @@ def test_the_share_of_an_engine_leaves_room_for_training() -> None:
     assert "such as 0.1 for 5 runs" in str(jobs_problem(rl_grid("adapter.rank=8,16"), 5))
 
 
-def test_seeds_are_measured_on_the_same_problems() -> None:
-    from preft_cli.rl.load import load_problems
-
-    small = {"environment": "gcd", "train_problems": 5, "eval_problems": 5}
-    config = PreftConfig.model_validate({"train": {"task": "grpo", "grpo": small}})
-    first, second = (load_problems(cell.config, Path()) for cell in rl_grid("project.seed=0,1", config=config).cells)
-    assert [one.prompt for one in first.held_out] == [one.prompt for one in second.held_out]
-    assert [one.prompt for one in first.train] != [one.prompt for one in second.train]
-
-
 def test_table_files_and_resume(tmp_path: Path, trained: Trained, capsys: pytest.CaptureFixture[str]) -> None:
     made = rl_grid()
     result = run_sweep(made, tmp_path)
