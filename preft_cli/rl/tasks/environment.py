@@ -22,6 +22,8 @@ Entry = dict[str, Any]
 def environment_problems(config: PreftConfig) -> Problems:
     """Problems of `train.grpo.environment`; none is held out that is trained on or shown, and none comes twice.
 
+    Only those to train on hang on `project.seed`.
+
     Raises:
         UserError: no such environment, wrong settings, or too few different problems.
     """
@@ -69,8 +71,10 @@ def _draw(config: PreftConfig, purpose: str, count: int, seen: set[str]) -> list
 
 def _stream(config: PreftConfig, purpose: str, size: int) -> Iterator[Entry]:
     grpo = config.train.grpo
+    # The problems to measure on, and those shown, are those of every seed: or accuracies of several seeds would not compare.
+    seed = config.project.seed if purpose == "train" else 0
     # Far apart: entry i of an environment is drawn by its seed + i, so that neighbours would share their problems.
-    seeds = Random(f"{config.project.seed} {purpose}")
+    seeds = Random(f"{seed} {purpose}")
     for _ in range(ROUNDS if size else 0):
         environment = gym.create(str(grpo.environment), grpo.environment_args, seeds.randrange(2**31), size)
         for index in range(size):
