@@ -124,8 +124,8 @@ MISTAKES = [
     ),
     ("bench: {arms: []}\n", "1:15", "bench.arms: needs 1 or more entries"),
     ("serve: {vllm_args: [a]}\n", "1:20", "serve.vllm_args: expected a mapping such as {key: value}, found a list"),
-    ("eval: 5\n", "1:7", "eval: expected keys below it (file, batch_size), found 5"),
-    ("train:\n- epochs: 1\n", "2:1", "train: expected keys below it (file, ..."),
+    ("eval: 5\n", "1:7", "eval: expected keys below it (file, split, batch_size), found 5"),
+    ("train:\n- epochs: 1\n", "2:1", "train: expected keys below it (task, file, ..."),
     ("train:\n  epochs: 1\n  epochs: 2\n", "3:3", "epochs is set twice (first on line 2)"),
     ("train: {}\ntrain: {}\n", "2:1", "train is set twice (first on line 1)"),
 ]
