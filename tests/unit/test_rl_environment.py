@@ -64,12 +64,8 @@ def test_seeds_repeat_and_differ() -> None:
     once, again, other = (load_problems(config(seed=seed), HERE) for seed in (0, 0, 1))
     assert once == again
     assert not questions(once.train) & questions(other.train)
-<<<<<<< HEAD
-    assert once.held_out == other.held_out, "with what is shown: accuracies of several seeds must compare"
-=======
     assert once.held_out == other.held_out, "accuracies of several seeds compare"
     assert once.train[0].prompt[:4] == other.train[0].prompt[:4]
->>>>>>> issue9-rewards
 
 
 def test_too_few_problems() -> None:
