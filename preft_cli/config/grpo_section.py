@@ -44,7 +44,7 @@ class GrpoConfig(Section):
     max_completion_length: PositiveInt = Field(
         256, description="Tokens of an answer; train.max_length counts prompt and answer."
     )
-    temperature: float = Field(1.0, gt=0, le=100, description="Of sampling, and of the trained distribution.")
+    temperature: float = Field(1.0, ge=0.01, le=2, description="Of sampling, and of the trained distribution.")
     top_p: float = Field(1.0, gt=0, le=1, description="Sample among the most likely tokens of this total probability.")
     top_k: int = Field(0, ge=0, description="Sample among that many most likely tokens; 0: all.")
     min_p: Fraction = Field(

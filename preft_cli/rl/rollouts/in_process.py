@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -39,8 +38,9 @@ class InProcessRollouts:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-        from engine_patch.live import LiveAdapter
         from vllm import LLM
+
+        from engine_patch.live import LiveAdapter
 
         with progress("starting the engine that samples answers"):
             try:
