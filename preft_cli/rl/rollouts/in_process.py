@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from engine_patch.adapter import LowRankPair
@@ -42,6 +43,7 @@ class InProcessRollouts:
 
         from engine_patch.live import LiveAdapter
 
+        self._on_cpu = foundation.precision.device == "cpu"
         with progress("starting the engine that samples answers"):
             try:
                 self._llm = LLM(**engine_args(config, foundation, answers))
@@ -73,11 +75,28 @@ class InProcessRollouts:
         from vllm.inputs import TokensPrompt
 
         inputs = [TokensPrompt(prompt_token_ids=list(prompt)) for prompt in prompts]
-        params = [sampling_params(sampling, n, prompt_seed(seed, number)) for number in range(len(prompts))]
-        outputs = self._llm.generate(
-            inputs, params, use_tqdm=False, lora_request=self._adapter.request if adapted else None
-        )
+        seeds = [None if self._on_cpu else prompt_seed(seed, number) for number in range(len(prompts))]
+        params = [sampling_params(sampling, n, own) for own in seeds]
+        with self._drawing(seed):
+            outputs = self._llm.generate(
+                inputs, params, use_tqdm=False, lora_request=self._adapter.request if adapted else None
+            )
         return [[_rollout(answer) for answer in output.outputs] for output in outputs]
+
+    @contextmanager
+    def _drawing(self, seed: int) -> Iterator[None]:
+        """vLLM's CPU engine draws from PyTorch's own generator.
+
+        Requests with seeds of their own stop it where a prompt comes in several chunks, and are slow.
+        """
+        import torch
+
+        if not self._on_cpu:
+            yield
+            return
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(prompt_seed(seed, 0))
+            yield
 
     def stop(self) -> None:
         """See `Rollouts.stop`."""
@@ -88,7 +107,7 @@ class InProcessRollouts:
         cleanup_dist_env_and_memory()
 
 
-def sampling_params(sampling: Sampling, n: int, seed: int) -> Any:
+def sampling_params(sampling: Sampling, n: int, seed: int | None) -> Any:
     """In vLLM's terms."""
     from vllm import SamplingParams
 
