@@ -20,7 +20,8 @@ ROOT = Path(__file__).resolve().parents[2]
 # The learning rates change the weights greatly from step to step.
 SMALL = (
     "train.max_steps=2", "train.batch_size=16", "train.dtype=float32", "train.warmup_ratio=0", "train.eval_every=2",
-    "serve.max_num_batched_tokens=256", "train.grpo.train_problems=40", "train.grpo.eval_problems=8", "train.grpo.max_completion_length=12",
+    "serve.max_num_batched_tokens=256",
+    "train.grpo.train_problems=40", "train.grpo.eval_problems=8", "train.grpo.max_completion_length=12",
 )  # fmt: skip
 
 
