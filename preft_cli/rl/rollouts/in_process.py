@@ -102,6 +102,7 @@ class InProcessRollouts:
         """See `Rollouts.stop`."""
         from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
+        self._adapter.close()
         self._llm.llm_engine.engine_core.shutdown()
         del self._llm, self._adapter
         cleanup_dist_env_and_memory()
