@@ -30,8 +30,14 @@ $(VENV)/.installed: $(LOCK) pyproject.toml Makefile
 demo: install
 	@bash examples/demo.sh
 
+# Unit tests side by side, a core each; then what starts engines, one after the other, since an engine uses all cores.
 test: install
+ifeq ($(strip $(ARGS)),)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit -n 2 --dist loadfile
+	@$(BIN)/python -m pytest --ignore tests/unit
+else
 	@$(BIN)/python -m pytest $(ARGS)
+endif
 
 lint: install
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
