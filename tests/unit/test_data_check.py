@@ -15,6 +15,7 @@ from preft_cli.data.check import DataCheck, check
 from preft_cli.data.check.count import find_leaks
 from preft_cli.data.check.show import adapted_positions
 from preft_cli.data.tokenise import TokenisedRows
+from preft_cli.errors import UserError
 from preft_cli.training.collate import Collator
 from tests.unit.conftest import Run
 from tests.unit.tiny import save_tiny
@@ -61,6 +62,12 @@ def test_counts_lengths_drops_repeats_and_leaks(project: tuple[PreftConfig, Path
     (leak,) = found.leaks
     assert (leak.held_out, leak.seen_in, leak.prompts) == ("eval.file", "train.file", 2)
     assert [(same.where[-1], same.of[-1]) for same in leak.rows] == [("1", "3")]
+
+
+def test_problems_have_no_answers_to_look_at(project: tuple[PreftConfig, Path]) -> None:
+    config, root = project
+    with pytest.raises(UserError, match="preft train --dry-run"):
+        check(PreftConfig.model_validate({**config.model_dump(), "train": {"task": "grpo"}}), root, 0)
 
 
 def test_lengths_are_percentiles_of_what_is_there() -> None:

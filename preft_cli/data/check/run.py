@@ -32,6 +32,12 @@ def check(config: PreftConfig, root: Path, rows: int, row: int = 1) -> DataCheck
     Raises:
         UserError: what training would refuse too, or there is no such row.
     """
+    if config.train.task == "grpo":
+        raise UserError(
+            "preft data check looks at answers to learn, and train.task: grpo has none; preft train --dry-run counts problems and "
+            "names those that cannot be judged",
+            exit_code=2,
+        )
     files = data_files(config, root)
     turns = {setting: file.read() for setting, file in files.items()}
     base = resolve(config.model.base, root)
