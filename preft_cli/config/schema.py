@@ -171,5 +171,6 @@ class PreftConfig(Section):
     @property
     def eval_every(self) -> int | None:
         """Steps between two evaluations while training; None: only at its end."""
-        evaluates = self.train.validation_file or self.eval.file
-        return (self.train.eval_every or self.train.save_every) if evaluates else None
+        train = self.train
+        made = train.grpo.environment if train.task == "grpo" else train.validation_file
+        return (train.eval_every or train.save_every) if made or self.eval.file else None

@@ -190,3 +190,9 @@ def test_a_step_without_signal_is_told_with_a_sample(
     told = capsys.readouterr().err
     assert "nothing can be learnt from this step" in told
     assert "an answer:" in told
+
+
+def test_problems_that_are_made_are_evaluated_while_training(base: Path) -> None:
+    made = config(base, train={"eval_every": 5}, grpo={"environment": "gcd"}, eval={"file": None})
+    assert made.eval_every == 5
+    assert config(base, train={"eval_every": 5}, eval={"file": None}).eval_every is None

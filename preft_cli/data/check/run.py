@@ -34,8 +34,8 @@ def check(config: PreftConfig, root: Path, rows: int, row: int = 1) -> DataCheck
     """
     if config.train.task == "grpo":
         raise UserError(
-            "preft data check looks at answers to learn, and train.task: grpo has none; preft train --dry-run counts problems and "
-            "names those that cannot be judged",
+            "preft data check looks at answers to learn, and train.task: grpo has none; preft train --dry-run counts problems "
+            "and names those that cannot be judged",
             exit_code=2,
         )
     files = data_files(config, root)
