@@ -265,6 +265,7 @@ def test_a_server_that_goes_away_is_said(url: str, fake: Fake) -> None:
         ([choice(0, [1, 2]), choice(1, [])], "gave 2 answers for 2, or not a log-probability for each token"),
         ([choice(0, [1, 2]), choice(1, [1], "abort")], r"before it was whole \(abort\)"),
         ([choice(0, [1, 2]), choice(1, [1], logprob=-9999.0)], "drew a token that has no probability"),
+        ([choice(0, [1, 2]), choice(1, [1], logprob=float("nan"))], "drew a token that has no probability"),
         ([{"index": 0}, {"index": 1}], "does not answer as vLLM does"),
         ([choice(0, [1]), choice(1, [1]) | {"logprobs": None}], "does not answer as vLLM does"),
     ],

@@ -14,11 +14,13 @@ from preft_cli.config.schema import PreftConfig
 from preft_cli.console import progress
 from preft_cli.errors import UserError
 from preft_cli.rl.rollout import Rollout, Sampling, Synced
+from preft_cli.rl.rollouts.answers import require_whole
 from preft_cli.rl.rollouts.seeds import prompt_seed
 from preft_cli.serving.adapters import LORA_RANKS
 from preft_cli.serving.options import option_name
 from preft_cli.training.foundation import Foundation
 
+ENGINE = "the engine that samples answers"
 MEMORY_SHARE = 0.4
 """Of the GPU, for the engine: the trainer beside it needs the rest."""
 MOST_AT_ONCE = 256
@@ -72,16 +74,23 @@ class InProcessRollouts:
         self, prompts: Sequence[Sequence[int]], n: int, sampling: Sampling, seed: int, *, adapted: bool = True
     ) -> list[list[Rollout]]:
         """See `Rollouts.generate`."""
+        from vllm.exceptions import VLLMError
         from vllm.inputs import TokensPrompt
 
         inputs = [TokensPrompt(prompt_token_ids=list(prompt)) for prompt in prompts]
         seeds = [None if self._on_cpu else prompt_seed(seed, number) for number in range(len(prompts))]
         params = [sampling_params(sampling, n, own) for own in seeds]
-        with self._drawing(seed):
-            outputs = self._llm.generate(
-                inputs, params, use_tqdm=False, lora_request=self._adapter.request if adapted else None
-            )
-        return [[_rollout(answer) for answer in output.outputs] for output in outputs]
+        try:
+            with self._drawing(seed):
+                outputs = self._llm.generate(
+                    inputs, params, use_tqdm=False, lora_request=self._adapter.request if adapted else None
+                )
+        except (VLLMError, ValueError, RuntimeError) as error:
+            raise UserError(
+                f"{ENGINE} failed: {first_line(error)}. Go on with preft train --resume; if memory ran "
+                "out, lower serve.gpu_memory_utilization, serve.max_num_seqs or train.max_length first"
+            ) from error
+        return [read_outputs(output.outputs, n) for output in outputs]
 
     @contextmanager
     def _drawing(self, seed: int) -> Iterator[None]:
@@ -126,9 +135,28 @@ def sampling_params(sampling: Sampling, n: int, seed: int | None) -> Any:
     )
 
 
-def _rollout(answer: Any) -> Rollout:
-    ids = list(answer.token_ids)
-    return Rollout(ids, [step[token].logprob for step, token in zip(answer.logprobs, ids, strict=True)])
+def read_outputs(outputs: Sequence[Any], n: int) -> list[Rollout]:
+    """The answers to one prompt, from vLLM's `CompletionOutput`s.
+
+    Raises:
+        UserError: they are not whole.
+    """
+    try:
+        found = [
+            Rollout(
+                ids := list(one.token_ids), [step[token].logprob for step, token in zip(one.logprobs, ids, strict=True)]
+            )
+            for one in outputs
+        ]
+    except (TypeError, KeyError, ValueError) as error:
+        raise UserError(f"{ENGINE} gave no log-probability for some token ({error!r})") from error
+    require_whole(found, [one.finish_reason for one in outputs], n, ENGINE)
+    return found
+
+
+def first_line(error: Exception) -> str:
+    """What an exception says, without the lines that help its author alone."""
+    return next(iter(str(error).strip().splitlines()), "").rstrip(". ") or type(error).__name__
 
 
 def engine_args(config: PreftConfig, foundation: Foundation, answers: int) -> dict[str, Any]:

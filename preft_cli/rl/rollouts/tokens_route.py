@@ -10,12 +10,10 @@ from typing import Any
 
 from preft_cli.errors import UserError
 from preft_cli.rl.rollout import Rollout, Sampling
+from preft_cli.rl.rollouts.answers import require_whole
 
 GENERATE = "/inference/v1/generate"
 """`preft serve` has it with the option `enable-scale-out`."""
-
-CLAMPED = -9999.0
-"""What vLLM's routes write where there is no log-probability."""
 
 GREEDY_BELOW = 1e-5
 """vLLM takes lower temperatures for zero, and then gives one answer alone: all would be the same."""
@@ -52,15 +50,5 @@ def read_answers(document: Any, n: int) -> list[Rollout]:
         found = [Rollout(c["token_ids"], [one["logprob"] for one in c["logprobs"]["content"]]) for c in choices]
     except (KeyError, TypeError) as error:
         raise UserError(f"{GENERATE} does not answer as vLLM does ({error!r}): {str(document)[:200]}") from error
-    if unknown := set(reasons) - {"stop", "length"}:
-        raise UserError(
-            f"the server ended an answer before it was whole ({', '.join(map(str, unknown))}): does somebody else replace its"
-            " adapter, or stop it?"
-        )
-    if len(found) != n or any(not one.token_ids or len(one.token_ids) != len(one.logprobs) for one in found):
-        raise UserError(f"{GENERATE} gave {len(found)} answers for {n}, or not a log-probability for each token")
-    if any(logprob <= CLAMPED for one in found for logprob in one.logprobs):
-        raise UserError(
-            "the engine drew a token that has no probability: its numbers overflow; try serve.dtype=float32"
-        )
+    require_whole(found, reasons, n, "the server")
     return found
