@@ -61,17 +61,27 @@ def _rollouts(config: PreftConfig) -> list[str]:
         return ["train.grpo.rollout_url: set train.grpo.rollout_store too, the adapters folder of that server"]
     if grpo.rollout_store and not grpo.rollout_url:
         return ["train.grpo.rollout_store: set train.grpo.rollout_url too, or leave it out"]
-    if grpo.rollout_url:
-        return []
-    if config.serve.tensor_parallel_size > 1 or config.serve.data_parallel_size > 1:
-        return [
+    return [] if grpo.rollout_url else _engine_here(config)
+
+
+def _engine_here(config: PreftConfig) -> list[str]:
+    """Settings that an engine in this process cannot start with, or would cut answers under."""
+    serve, longest = config.serve, config.train.max_length
+    found = []
+    if serve.max_model_len and serve.max_model_len < longest:
+        found.append(
+            f"serve.max_model_len: {serve.max_model_len} is less than train.max_length = {longest}, so that the engine would cut "
+            "answers; raise it or leave it out, or lower train.max_length"
+        )
+    if serve.tensor_parallel_size > 1 or serve.data_parallel_size > 1:
+        found.append(
             "serve.tensor_parallel_size: the engine in this process has one GPU; use preft serve and train.grpo.rollout_url"
-        ]
+        )
     if find_spec("vllm") is None:
-        return [
+        found.append(
             "train.task: grpo: vllm is not installed: pip install 'preft[gpu]' (or 'preft[cpu]'), or set train.grpo.rollout_url"
-        ]
-    return []
+        )
+    return found
 
 
 def _packages(config: PreftConfig) -> list[str]:

@@ -61,6 +61,7 @@ def config(base: Path, **sections: Any) -> PreftConfig:
     return PreftConfig.model_validate(
         {
             "model": {"base": str(base)},
+            "serve": sections.get("serve", {}),
             "adapter": {"name": "tiny", "rank": 4} | sections.get("adapter", {}),
             "train": train | sections.get("train", {}) | {"grpo": grpo | sections.get("grpo", {})},
             "eval": {"file": "heldout.jsonl"} | sections.get("eval", {}),
@@ -169,6 +170,7 @@ def test_a_row_without_the_answer_is_named_before_a_model_is_loaded(
         ({"train": {"num_processes": 2}}, "train.num_processes: not with"),
         ({"adapter": {"dropout": 0.1}}, "adapter.dropout: not with"),
         ({"grpo": {"rollout_url": "http://127.0.0.1:8000"}}, "set train.grpo.rollout_store too"),
+        ({"serve": {"max_model_len": 1023}}, "serve.max_model_len: 1023 is less than train.max_length = 1024"),
         ({"grpo": {"rollout_store": "store"}}, "set train.grpo.rollout_url too"),
     ],
 )
@@ -177,9 +179,15 @@ def test_settings_that_no_run_can_do(base: Path, root: Path, sections: dict[str,
     found = grpo_problems(wrong)
     assert len(found) == 1
     assert expected in found[0]
-    with pytest.raises(UserError, match=r"train\.|adapter\.") as error:
+    with pytest.raises(UserError, match=r"train\.|adapter\.|serve\.") as error:
         train(wrong, root)
     assert error.value.exit_code == 2
+
+
+def test_settings_of_a_server_are_no_matter_to_an_engine_elsewhere(base: Path) -> None:
+    elsewhere = {"rollout_url": "http://127.0.0.1:8000", "rollout_store": "store"}
+    assert grpo_problems(config(base, serve={"max_model_len": 8}, grpo=elsewhere)) == []
+    assert grpo_problems(config(base, serve={"max_model_len": 1024})) == []
 
 
 def test_a_step_without_signal_is_told_with_a_sample(

@@ -63,7 +63,8 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 def rollouts(llm: Any) -> InProcessRollouts:
     """Around an engine that runs."""
     made = object.__new__(InProcessRollouts)
-    made._llm, made._adapter, made._on_cpu = llm, SimpleNamespace(request=None), True
+    made._llm, made._adapter = llm, SimpleNamespace(request=None)
+    made._on_cpu, made._max_model_len = True, 16
     return made
 
 
@@ -97,3 +98,12 @@ def test_errors_of_the_engine_say_what_to_do(vllm: SimpleNamespace, error: Excep
     llm.generate = fail
     with pytest.raises(UserError, match=r"samples answers failed: no room\. Go on with preft train --resume"):
         rollouts(llm).generate([[1]], 1, SAMPLING, seed=1)
+
+
+def test_prompts_that_the_engine_would_cut_are_refused(vllm: SimpleNamespace) -> None:
+    here = rollouts(FakeLLM())
+    here.generate([[1] * 11], 1, SAMPLING, seed=1)
+    with pytest.raises(
+        UserError, match=r"a prompt of 12 tokens and an answer of 5 .* than the 16 tokens of the engine"
+    ):
+        here.generate([[1], [1] * 12], 1, SAMPLING, seed=1)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from preft_cli.errors import UserError
-from preft_cli.rl.rollout import Rollout
+from preft_cli.rl.rollout import Rollout, Sampling
 
 CLAMPED = -9999.0
 """What vLLM's routes write where there is no log-probability."""
@@ -35,4 +35,24 @@ def require_whole(found: Sequence[Rollout], reasons: Sequence[str | None], n: in
         raise UserError(
             f"{who} drew a token that has no probability: its numbers overflow; try serve.dtype=float32, and a lower "
             "train.learning_rate if it answered before"
+        )
+
+
+def require_room(prompts: Sequence[Sequence[int]], sampling: Sampling, limit: int, who: str) -> None:
+    """Refuse prompts whose answers the engine would cut without a word.
+
+    Args:
+        prompts: token ids.
+        sampling: says how long an answer may be.
+        limit: of the engine, for prompt and answer.
+        who: whose limit it is, for people.
+
+    Raises:
+        UserError: prompt and answer together are longer.
+    """
+    longest = max(map(len, prompts), default=0)
+    if longest + sampling.max_tokens > limit:
+        raise UserError(
+            f"a prompt of {longest} tokens and an answer of {sampling.max_tokens} (train.grpo.max_completion_length) are more"
+            f" than the {limit} tokens of {who} (serve.max_model_len)"
         )

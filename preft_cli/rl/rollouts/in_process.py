@@ -14,7 +14,7 @@ from preft_cli.config.schema import PreftConfig
 from preft_cli.console import progress
 from preft_cli.errors import UserError
 from preft_cli.rl.rollout import Rollout, Sampling, Synced
-from preft_cli.rl.rollouts.answers import require_whole
+from preft_cli.rl.rollouts.answers import require_room, require_whole
 from preft_cli.rl.rollouts.seeds import prompt_seed
 from preft_cli.serving.adapters import LORA_RANKS
 from preft_cli.serving.options import option_name
@@ -45,10 +45,12 @@ class InProcessRollouts:
 
         from engine_patch.live import LiveAdapter
 
+        arguments = engine_args(config, foundation, answers)
+        self._max_model_len: int = arguments["max_model_len"]
         self._on_cpu = foundation.precision.device == "cpu"
         with progress("starting the engine that samples answers"):
             try:
-                self._llm = LLM(**engine_args(config, foundation, answers))
+                self._llm = LLM(**arguments)
                 self._adapter = LiveAdapter(
                     self._llm,
                     config.adapter.name,
@@ -77,6 +79,7 @@ class InProcessRollouts:
         from vllm.exceptions import VLLMError
         from vllm.inputs import TokensPrompt
 
+        require_room(prompts, sampling, self._max_model_len, ENGINE)
         inputs = [TokensPrompt(prompt_token_ids=list(prompt)) for prompt in prompts]
         seeds = [None if self._on_cpu else prompt_seed(seed, number) for number in range(len(prompts))]
         params = [sampling_params(sampling, n, own) for own in seeds]

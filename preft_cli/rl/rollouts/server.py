@@ -22,6 +22,7 @@ from engine_patch.store.format import SUFFIX
 from preft_cli.console import say
 from preft_cli.errors import UserError
 from preft_cli.rl.rollout import Rollout, Sampling, Synced
+from preft_cli.rl.rollouts.answers import require_room
 from preft_cli.rl.rollouts.api import Answer, Api
 from preft_cli.rl.rollouts.seeds import prompt_seed
 from preft_cli.rl.rollouts.start import SOURCE, base_name, require_fit, require_ours
@@ -103,7 +104,7 @@ class ServerRollouts:
         """See `Rollouts.generate`. All prompts are sent at once; the server decides how many it computes together."""
         if adapted and self._digest is None:
             raise RuntimeError("no weights to sample with: sync comes before generate")
-        self._check_lengths(prompts, sampling)
+        require_room(prompts, sampling, self._max_model_len, f"the server at {self._api.url}")
         model = self._name if adapted else self._base_name
         drawn = 1 if sampling.temperature < GREEDY_BELOW else n
         bodies = [
@@ -183,12 +184,3 @@ class ServerRollouts:
         if answer.status == 200 and isinstance(answer.document, dict) and {"digest", "name"} <= answer.document.keys():
             return answer.document
         raise UserError(f"the server at {self._api.url} does not serve {self._file}: {answer.error}")
-
-    def _check_lengths(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> None:
-        """The engine would cut answers without a word."""
-        longest = max(map(len, prompts), default=0)
-        if longest + sampling.max_tokens > self._max_model_len:
-            raise UserError(
-                f"a prompt of {longest} tokens and an answer of {sampling.max_tokens} (train.grpo.max_completion_length) are more"
-                f" than the {self._max_model_len} tokens of the server at {self._api.url} (serve.max_model_len)"
-            )
