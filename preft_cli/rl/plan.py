@@ -7,6 +7,7 @@ from pathlib import Path
 
 from preft_cli.config.schema import PreftConfig
 from preft_cli.errors import UserError
+from preft_cli.serving.options import check_options
 
 PACKAGES = {"trl": "trl", "math_verify": "math-verify", "reasoning_gym": "reasoning-gym"}
 
@@ -68,6 +69,10 @@ def _engine_here(config: PreftConfig) -> list[str]:
     """Settings that an engine in this process cannot start with, or would cut answers under."""
     serve, longest = config.serve, config.train.max_length
     found = []
+    try:
+        check_options(serve.vllm_args)
+    except UserError as error:
+        found.append(str(error))
     if serve.max_model_len and serve.max_model_len < longest:
         found.append(
             f"serve.max_model_len: {serve.max_model_len} is less than train.max_length = {longest}, so that the engine would cut "

@@ -171,6 +171,11 @@ def test_a_row_without_the_answer_is_named_before_a_model_is_loaded(
         ({"adapter": {"dropout": 0.1}}, "adapter.dropout: not with"),
         ({"grpo": {"rollout_url": "http://127.0.0.1:8000"}}, "set train.grpo.rollout_store too"),
         ({"serve": {"max_model_len": 1023}}, "serve.max_model_len: 1023 is less than train.max_length = 1024"),
+        (
+            {"serve": {"vllm_args": {"max-num-seqs": "x"}}},
+            "serve.vllm_args.max-num-seqs: set serve.max_num_seqs instead",
+        ),
+        ({"serve": {"vllm_args": {"quantization": "fp8"}}}, "serve.vllm_args.quantization: refused"),
         ({"grpo": {"rollout_store": "store"}}, "set train.grpo.rollout_url too"),
     ],
 )

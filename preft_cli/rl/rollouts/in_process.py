@@ -5,27 +5,23 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from typing import Any
+
+from pydantic import ValidationError
 
 from engine_patch.adapter import LowRankPair
 from engine_patch.errors import PreftError
-from engine_patch.rule import is_prefill_only
 from preft_cli.config.schema import PreftConfig
 from preft_cli.console import progress
 from preft_cli.errors import UserError
 from preft_cli.rl.rollout import Rollout, Sampling, Synced
 from preft_cli.rl.rollouts.answers import require_room, require_whole
+from preft_cli.rl.rollouts.engine_args import check_engine_options, engine_args
 from preft_cli.rl.rollouts.seeds import prompt_seed
-from preft_cli.serving.adapters import LORA_RANKS
-from preft_cli.serving.options import option_name
 from preft_cli.training.foundation import Foundation
 
 ENGINE = "the engine that samples answers"
-MEMORY_SHARE = 0.4
-"""Of the GPU, for the engine: the trainer beside it needs the rest."""
-MOST_AT_ONCE = 256
-CPU = {"enforce_eager": True, "block_size": 32, "kv_cache_memory_bytes": 1 << 30}
-"""Neither compiled nor warmed up: both take longer than a short run."""
 
 
 class InProcessRollouts:
@@ -42,13 +38,18 @@ class InProcessRollouts:
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
         from vllm import LLM
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.exceptions import VLLMError
 
         from engine_patch.live import LiveAdapter
 
+        check_engine_options(config.serve.vllm_args, [field.name for field in fields(EngineArgs)])
         arguments = engine_args(config, foundation, answers)
         self._max_model_len: int = arguments["max_model_len"]
         self._on_cpu = foundation.precision.device == "cpu"
-        with progress("starting the engine that samples answers"):
+        self._llm: Any = None
+        self._adapter: Any = None
+        with progress(f"starting {ENGINE}"):
             try:
                 self._llm = LLM(**arguments)
                 self._adapter = LiveAdapter(
@@ -58,9 +59,12 @@ class InProcessRollouts:
                     foundation.base.fingerprint,
                     in_flight=config.train.grpo.in_flight,
                 )
-            except (PreftError, ValueError, RuntimeError) as error:
+            except BaseException as error:
+                self.stop()
+                if not isinstance(error, (PreftError, VLLMError, ValueError, RuntimeError, TypeError, OSError)):
+                    raise
                 raise UserError(
-                    f"the engine that samples answers did not start: {error}. Its settings are those of serve: "
+                    f"{ENGINE} did not start: {first_line(error)}. Its settings are those of serve and serve.vllm_args; "
                     "serve.gpu_memory_utilization is its share of the GPU"
                 ) from error
 
@@ -114,9 +118,11 @@ class InProcessRollouts:
         """See `Rollouts.stop`."""
         from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
-        self._adapter.close()
-        self._llm.llm_engine.engine_core.shutdown()
-        del self._llm, self._adapter
+        if self._adapter is not None:
+            self._adapter.close()
+        if self._llm is not None:
+            self._llm.llm_engine.engine_core.shutdown()
+        self._llm = self._adapter = None
         cleanup_dist_env_and_memory()
 
 
@@ -157,38 +163,9 @@ def read_outputs(outputs: Sequence[Any], n: int) -> list[Rollout]:
     return found
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """What an exception says, without the lines that help its author alone."""
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
     return next(iter(str(error).strip().splitlines()), "").rstrip(". ") or type(error).__name__
-
-
-def engine_args(config: PreftConfig, foundation: Foundation, answers: int) -> dict[str, Any]:
-    """Arguments of `vllm.LLM`: those of `serve` where they are set, else what suits rollouts."""
-    serve, adapter = config.serve, config.adapter
-    rank = max(adapter.rank, adapter.direft_rank or 0)
-    ours: dict[str, Any] = {"residual_stream": config.model.residual_stream}
-    if not is_prefill_only(adapter.method):
-        ours["all_token_adapters"] = True
-    if serve.gpu_pool:
-        ours["gpu_pool_bytes"] = serve.gpu_pool
-    return {
-        "model": str(foundation.base.path),
-        # The types of both must be the same, or log-probabilities differ by more than they must.
-        "dtype": foundation.precision.name if serve.dtype == "auto" else serve.dtype,
-        "enable_lora": True,
-        "max_loras": 1,
-        "max_lora_rank": next(limit for limit in LORA_RANKS if limit >= rank),
-        "max_model_len": serve.max_model_len or foundation.limit,
-        "max_num_seqs": serve.max_num_seqs or min(answers, MOST_AT_ONCE),
-        "max_num_batched_tokens": serve.max_num_batched_tokens,
-        "gpu_memory_utilization": serve.gpu_memory_utilization or MEMORY_SHARE,
-        "enable_prefix_caching": True,
-        "logprobs_mode": "processed_logprobs",
-        "generation_config": "vllm",  # no defaults of the model: `Sampling` says all
-        "seed": config.project.seed,
-        "additional_config": {"preft": ours},
-        "disable_log_stats": True,
-        "use_tqdm_on_load": False,
-        **(CPU if foundation.precision.device == "cpu" else {}),
-        **{option_name(key).replace("-", "_"): value for key, value in serve.vllm_args.items()},
-    }
