@@ -38,6 +38,8 @@ class PreparedRl(Foundation):
     rewards: list[tuple[Reward, float]]
     title: str
     """What the problems are, for people."""
+    rollout_store: Path | None
+    """`train.grpo.rollout_store`; relative paths start at the config's folder."""
 
 
 def prepare_rl(config: PreftConfig, root: Path) -> PreparedRl:
@@ -55,7 +57,15 @@ def prepare_rl(config: PreftConfig, root: Path) -> PreparedRl:
     held_out = ask(problems.held_out, tokens, config, "held-out") if problems.held_out else None
     for remark in remarks:
         say(remark)
-    return PreparedRl(**vars(foundation), train=train, held_out=held_out, rewards=rewards, title=problems.name)
+    store = config.train.grpo.rollout_store
+    return PreparedRl(
+        **vars(foundation),
+        train=train,
+        held_out=held_out,
+        rewards=rewards,
+        title=problems.name,
+        rollout_store=root / store if store else None,
+    )
 
 
 def ask(problems: Sequence[Problem], tokens: Tokens, config: PreftConfig, split: str) -> Asked:

@@ -184,13 +184,14 @@ def start_rollouts(config: PreftConfig, prepared: PreparedRl) -> Rollouts:
     if train.grpo.rollout_url:
         from preft_cli.rl.rollouts.server import ServerRollouts
 
-        assert train.grpo.rollout_store is not None  # see `setting_problems`
+        assert prepared.rollout_store is not None  # see `setting_problems`
         return ServerRollouts(
             train.grpo.rollout_url,
-            train.grpo.rollout_store,
+            prepared.rollout_store,
             config.adapter.name,
             config.adapter.method,
             prepared.base.fingerprint,
+            prepared.precision.name,
             in_flight=train.grpo.in_flight,
         )
     from preft_cli.rl.rollouts.in_process import InProcessRollouts

@@ -85,7 +85,9 @@ def two(tiny: BaseModel) -> list[Adapter]:
 
 def connect(served: tuple[Server, Path], tiny: BaseModel, in_flight: Any = "finish", **more: Any) -> ServerRollouts:
     at = {"url": f"{served[0].url}/v1", "store": served[1], "adapter_name": "policy", **more}
-    return ServerRollouts(method="lorap+direftp", base=tiny.fingerprint, in_flight=in_flight, **at)
+    return ServerRollouts(
+        method="lorap+direftp", base=tiny.fingerprint, trained_in="float32", in_flight=in_flight, **at
+    )
 
 
 def gap(

@@ -14,9 +14,10 @@ from preft_cli.config.schema import PreftConfig
 from preft_cli.errors import UserError
 from preft_cli.rl import finish, session
 from preft_cli.rl.plan import grpo_problems
+from preft_cli.rl.prepare import prepare_rl
 from preft_cli.rl.reporter import RlReporter
 from preft_cli.rl.result import RlResult
-from preft_cli.rl.session import RlSession
+from preft_cli.rl.session import RlSession, start_rollouts
 from preft_cli.training.plan import plan_train
 from preft_cli.training.run import train
 from tests.unit.rl_rollouts import ReferenceRollouts
@@ -193,6 +194,22 @@ def test_settings_of_a_server_are_no_matter_to_an_engine_elsewhere(base: Path) -
     elsewhere = {"rollout_url": "http://127.0.0.1:8000", "rollout_store": "store"}
     assert grpo_problems(config(base, serve={"max_model_len": 8}, grpo=elsewhere)) == []
     assert grpo_problems(config(base, serve={"max_model_len": 1024})) == []
+
+
+def test_the_store_of_a_server_is_found_from_the_folder_of_the_config(
+    base: Path, root: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr("preft_cli.rl.rollouts.server.ServerRollouts", lambda *args, **more: asked.append((args, more)))
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+    grpo = {"rollout_url": "http://127.0.0.1:9", "in_flight": "abort"}
+    for store, expected in (("store", root / "store"), ("/dev/shm/policy", Path("/dev/shm/policy"))):
+        settings = config(base, grpo=grpo | {"rollout_store": store})
+        prepared = prepare_rl(settings, root)
+        start_rollouts(settings, prepared)
+        args, more = asked.pop()
+        assert args == ("http://127.0.0.1:9", expected, "tiny", "lorap", prepared.base.fingerprint, "float32")
+        assert more == {"in_flight": "abort"}
 
 
 def test_a_step_without_signal_is_told_with_a_sample(

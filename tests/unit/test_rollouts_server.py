@@ -123,7 +123,16 @@ def pairs(seed: int, dtype: torch.dtype = torch.float32) -> dict[str, LowRankPai
 
 
 def connect(url: str, store: Path, in_flight: Any = "finish", **more: Any) -> ServerRollouts:
-    return ServerRollouts(url, store, "policy", "lorap", BASE, in_flight, **{"sync_timeout_s": 0.2, **more})
+    return ServerRollouts(
+        url,
+        store,
+        "policy",
+        "lorap",
+        BASE,
+        more.pop("trained_in", "float32"),
+        in_flight,
+        **{"sync_timeout_s": 0.2, **more},
+    )
 
 
 def test_weights_arrive_in_the_servers_dtype_and_are_seen_before_sync_ends(url: str, fake: Fake) -> None:
@@ -237,6 +246,18 @@ def test_a_server_that_was_started_otherwise_is_refused(
         connect(url, fake.folder)
 
 
+def test_a_server_that_computes_in_another_type_is_said(
+    url: str, fake: Fake, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake.status["engine"]["dtype"] = "bfloat16"
+    connect(url, fake.folder, trained_in="bfloat16")
+    assert "computes in" not in capsys.readouterr().err
+    connect(url, fake.folder, trained_in="float32")
+    said = " ".join(capsys.readouterr().err.split())
+    assert "computes in bfloat16 and the trainer in float32" in said
+    assert "preft serve --set serve.dtype=float32, or set train.dtype=bfloat16 here" in said
+
+
 def test_a_server_that_is_not_live_or_not_there_is_refused(url: str, fake: Fake) -> None:
     fake.status["live"] = False
     with pytest.raises(UserError, match="is not live"):
@@ -329,7 +350,7 @@ def test_somebodys_adapter_is_not_written_over(url: str, fake: Fake) -> None:
     ):
         connect(url, fake.folder)
     with pytest.raises(UserError, match=r"adapter name '\.\./x' is not allowed"):
-        ServerRollouts(url, fake.folder, "../x", "lorap", BASE)
+        ServerRollouts(url, fake.folder, "../x", "lorap", BASE, "float32")
 
 
 def test_prompts_that_the_engine_would_cut_are_refused(url: str, fake: Fake) -> None:

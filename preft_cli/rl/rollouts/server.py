@@ -45,6 +45,7 @@ class ServerRollouts:
         adapter_name: str,
         method: str,
         base: BaseFingerprint,
+        trained_in: str,
         in_flight: Literal["finish", "abort"] = "finish",
         dtype: str | None = None,
         *,
@@ -59,6 +60,7 @@ class ServerRollouts:
             adapter_name: under which the weights are served.
             method: of the adapter, such as `lorap`.
             base: the base model that is trained.
+            trained_in: what the trainer computes in, such as `float32`.
             in_flight: what becomes of requests for the former weights when new ones arrive.
             dtype: of the weights in the store; None: the server's.
             timeout_s: for all answers of one `generate`.
@@ -76,7 +78,7 @@ class ServerRollouts:
         self._file = store.absolute() / f"{adapter_name}{SUFFIX}"
         require_ours(self._file)
         status = fetch(self._api.url)
-        require_fit(self._api.url, status, base)
+        require_fit(self._api.url, status, base, trained_in)
         self._base_name = base_name(self._api)
         self._name, self._method, self._base, self._in_flight = adapter_name, method, base, in_flight
         self._dtype, self._max_model_len = dtype or status.engine.dtype, status.engine.max_model_len

@@ -22,8 +22,14 @@ SOURCE = "rollouts"
 """`meta.source` of the files that are ours to replace."""
 
 
-def require_fit(url: str, status: ServerStatus, base: BaseFingerprint) -> None:
-    """Refuse a server whose answers would not be of the model that is trained.
+def require_fit(url: str, status: ServerStatus, base: BaseFingerprint, trained_in: str) -> None:
+    """Refuse a server whose answers would not be of the model that is trained; say what makes them less like it.
+
+    Args:
+        url: of the server.
+        status: what it says of itself.
+        base: the base model that is trained.
+        trained_in: what the trainer computes in, such as `float32`.
 
     Raises:
         UserError: names what differs, and how to start the server.
@@ -42,6 +48,12 @@ def require_fit(url: str, status: ServerStatus, base: BaseFingerprint) -> None:
         raise UserError(
             f"the server at {url} cannot give token ids with the log-probabilities that they were drawn with"
             f" ({', '.join(wrong)}); start it with: preft serve {options}"
+        )
+    if status.engine.dtype != trained_in:
+        warn(
+            f"the server at {url} computes in {status.engine.dtype} and the trainer in {trained_in}, so that log-probabilities "
+            f"differ by far more than they must: start it with preft serve --set serve.dtype={trained_in}, or set "
+            f"train.dtype={status.engine.dtype} here"
         )
     if not status.prefix_caching:
         warn(f"the server at {url} caches no prefixes: each of the answers to a prompt computes the prompt anew")
