@@ -97,7 +97,10 @@ def _prepare(plan: ServePlan) -> tuple[BaseModel, Served, list[str]]:
     from preft_cli.models.cache import cache_dir
 
     if not plan.adapters.is_dir():
-        raise UserError(f"{plan.adapters}: no such folder; give --adapters DIR, or run preft convert first")
+        raise UserError(
+            f"{plan.adapters}: no such folder; give --adapters DIR, or fill it with preft convert. An empty one will do "
+            f"(mkdir {plan.adapters}): adapters that come into it while the server runs are served, those of an RL run too"
+        )
     base = resolve(plan.base, plan.root)
     cache = cache_dir() / "serve"
     collected = collect(plan.adapters.absolute(), base, cache, plan.file_cache, declared=plan.residual_stream)

@@ -15,7 +15,7 @@ from engine_patch.store.layout import ModuleLayout
 from preft_cli.config.schema import PreftConfig
 from preft_cli.errors import UserError
 from preft_cli.serving.adapters import choose
-from preft_cli.serving.launch import _links_beside, require_free_port
+from preft_cli.serving.launch import _links_beside, _prepare, require_free_port
 from preft_cli.serving.options import to_arguments
 from preft_cli.serving.plan import plan_serve
 
@@ -177,3 +177,11 @@ def test_links_to_adapters_in_memory_lie_in_memory_too(tmp_path: Path) -> None:
     assert _links_beside(tmp_path / "..", memory=tmp_path) == tmp_path
     assert _links_beside(Path("/proc"), memory=tmp_path) is None
     assert _links_beside(tmp_path, memory=tmp_path / "missing") is None
+
+
+def test_a_missing_folder_may_be_made_empty(tmp_path: Path) -> None:
+    config = PreftConfig.model_validate({"serve": {"adapters": "policy"}})
+    with pytest.raises(
+        UserError, match=r"no such folder; give --adapters DIR, .* \(mkdir .*policy\): adapters that come into it"
+    ):
+        _prepare(plan_serve(config, tmp_path))
