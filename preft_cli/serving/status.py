@@ -17,8 +17,12 @@ __all__ = ["ServerStatus", "fetch"]
 TIMEOUT_S = 30.0
 
 
-def fetch(url: str) -> ServerStatus:
+def fetch(url: str, key: str = "--url") -> ServerStatus:
     """What `GET /preft/status` of the server at `url` answers.
+
+    Args:
+        url: of the server.
+        key: the option or key of the config that names another server, for messages.
 
     Raises:
         UserError: no server is there, it is not preft's, or its engine does not answer.
@@ -37,7 +41,7 @@ def fetch(url: str) -> ServerStatus:
     except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
         raise UserError(
-            f"no server answers at {url}: {reason} (preft serve starts one; --url names another)"
+            f"no server answers at {url}: {reason} (preft serve starts one; {key} names another)"
         ) from error
     return parse(address, body)
 

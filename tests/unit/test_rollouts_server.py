@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from engine_patch.base_model import BaseFingerprint
 from engine_patch.store.file import read_adapter, read_header, write_adapter
 from preft_cli.errors import UserError
 from preft_cli.rl.rollout import Rollout, Sampling
+from preft_cli.rl.rollouts import api
 from preft_cli.rl.rollouts.api import KEY_VARIABLE, Api
 from preft_cli.rl.rollouts.seeds import prompt_seed
 from preft_cli.rl.rollouts.server import ServerRollouts
@@ -36,6 +38,8 @@ class Fake:
         self.folder = folder
         self.status: dict[str, Any] = LIVE | {"engine": LIVE["engine"] | {"base": BASE.to_dict()}}  # type: ignore[operator]
         self.asked: list[tuple[str, str, Any]] = []
+        self.losses = 0
+        """Connections that it will close without an answer."""
         self.keys: set[str | None] = set()
         self.generate: Callable[[Any], tuple[int, Any]] = answer
         self.served: Callable[[str], tuple[int, Any]] = self.present
@@ -77,6 +81,11 @@ def choice(index: int, tokens: list[int], reason: str = "stop", logprob: float =
     return {"index": index, "token_ids": tokens, "finish_reason": reason, "logprobs": {"content": content}}
 
 
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api, "RETRY_AFTER_S", (0.01, 0.01, 0.01))
+
+
 @pytest.fixture
 def fake(tmp_path: Path) -> Fake:
     folder = tmp_path / "adapters"
@@ -94,6 +103,10 @@ def url(fake: Fake) -> Iterator[str]:
             self.respond("POST", json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"null"))
 
         def respond(self, method: str, body: Any) -> None:
+            if fake.losses > 0:
+                fake.losses -= 1
+                self.connection.shutdown(socket.SHUT_RDWR)
+                return
             fake.keys.add(self.headers.get("Authorization"))
             status, document = fake.reply(method, self.path, body)
             data = document if isinstance(document, bytes) else json.dumps(document).encode()
@@ -262,7 +275,10 @@ def test_a_server_that_is_not_live_or_not_there_is_refused(url: str, fake: Fake)
     fake.status["live"] = False
     with pytest.raises(UserError, match="is not live"):
         connect(url, fake.folder)
-    with pytest.raises(UserError, match=r"no server answers at http://127\.0\.0\.1:9"):
+    with pytest.raises(
+        UserError,
+        match=r"no server answers at http://127\.0\.0\.1:9.*\(preft serve starts one; train\.grpo\.rollout_url names",
+    ):
         connect("http://127.0.0.1:9", fake.folder)
     for wrong in ("nonsense", "ftp://x", "http://[bad", "http://"):
         with pytest.raises(UserError, match="is not the address of a server"):
@@ -277,6 +293,32 @@ def test_a_server_that_goes_away_is_said(url: str, fake: Fake) -> None:
         rollouts.generate([[1]], 1, SAMPLING, seed=1)
     with pytest.raises(UserError, match=r"no server answers at http://127\.0\.0\.1:9/x"):
         Api("http://127.0.0.1:9").get("/x")
+
+
+def test_lost_connections_are_made_again_a_few_times(url: str, fake: Fake) -> None:
+    rollouts = connect(url, fake.folder)
+    rollouts.sync(pairs(1))
+    fake.losses = 3
+    assert rollouts.generate([[1, 2]], 1, SAMPLING, seed=1) == [[Rollout([2, 0], [-0.5, -0.5])]]
+    fake.losses = 4
+    with pytest.raises(UserError, match="no server answers at"):
+        rollouts.generate([[1, 2]], 1, SAMPLING, seed=1)
+    assert fake.losses == 0
+    fake.asked.clear()
+    fake.generate = lambda body: (500, {"error": "broken"})
+    with pytest.raises(UserError, match="answers 500: broken"):
+        rollouts.generate([[1, 2]], 1, SAMPLING, seed=1)
+    assert len(fake.sent(GENERATE)) == 1
+
+
+def test_a_call_that_was_hung_up_on_is_not_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api, "RETRY_AFTER_S", (60.0,))
+    call = api._Call(Api("http://127.0.0.1:9"), "POST", "/x")
+    threading.Timer(0.05, call.hang_up).start()
+    began = time.monotonic()
+    with pytest.raises(UserError, match="no server answers at"):
+        call.run(began + 120)
+    assert time.monotonic() - began < 30
 
 
 @pytest.mark.parametrize(
@@ -302,7 +344,7 @@ def test_answers_that_are_not_whole_are_refused(url: str, fake: Fake, choices: A
 def test_a_folder_that_is_not_the_servers_is_refused(url: str, fake: Fake, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    with pytest.raises(UserError, match=r"no adapter 'policy' in .*adapters\.\. Is train\.grpo\.rollout_store its"):
+    with pytest.raises(UserError, match=r"no adapter 'policy' in .*adapters\. Is train\.grpo\.rollout_store its"):
         connect(url, elsewhere).sync(pairs(1))
     connect(url, fake.folder).sync(pairs(1))
     with pytest.raises(UserError, match=r"it serves policy from .*adapters/policy\.preft, digest"):

@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import socket
+import threading
 import time
 import urllib.parse
 from collections.abc import Sequence
@@ -15,6 +16,13 @@ from typing import Any, NamedTuple
 from preft_cli.errors import UserError
 
 CONNECT_S = 30.0
+RETRY_AFTER_S = (0.2, 0.5, 1.0, 2.0, 3.0)
+"""Pauses before the same request is sent again, where a connection was refused or reset: a proxy that starts anew, say.
+
+Equal requests have equal answers: seeds are in them, and weights have digests.
+"""
+LOST = (ConnectionRefusedError, ConnectionResetError, BrokenPipeError)
+
 MOST_AT_ONCE = 256
 """Connections; each takes a file descriptor here and there."""
 
@@ -108,13 +116,13 @@ class _Call:
 
     def __init__(self, api: Api, method: str, path: str, body: Any = None) -> None:
         self._api, self._method, self._path, self._body = api, method, path, body
-        self._connection, self._ended = api.connection(), False
+        self._connection, self._ended = api.connection(), threading.Event()
 
     def run(self, deadline: float) -> Answer:
         """Send it and wait until `deadline` (of `time.monotonic`)."""
         where = f"{self._api.url}{self._path}"
         try:
-            status, body = self._exchange(deadline)
+            status, body = self._persist(deadline)
         except TimeoutError as error:
             raise UserError(f"{where} gave no answer in time: the server hangs, or has too much to do") from error
         except (OSError, http.client.HTTPException, ValueError) as error:
@@ -135,13 +143,24 @@ class _Call:
             raise UserError(f"{self._api.url}{self._path} answers {answer.status}: {answer.error}")
         return answer.document
 
+    def _persist(self, deadline: float) -> tuple[int, bytes]:
+        """Send it again where the connection is lost, unless we hung up."""
+        for pause in RETRY_AFTER_S:
+            try:
+                return self._exchange(deadline)
+            except LOST:
+                self._connection.close()
+                if time.monotonic() + pause > deadline or self._ended.wait(pause):
+                    raise
+        return self._exchange(deadline)
+
     def _exchange(self, deadline: float) -> tuple[int, bytes]:
         headers = {"Content-Type": "application/json"}
         if key := os.environ.get(KEY_VARIABLE):
             headers["Authorization"] = f"Bearer {key}"
         connection = self._connection
         connection.connect()
-        if self._ended:
+        if self._ended.is_set():
             raise ConnectionAbortedError("hung up")
         connection.sock.settimeout(max(deadline - time.monotonic(), 0.001))
         data = None if self._body is None else json.dumps(self._body).encode()
@@ -151,7 +170,7 @@ class _Call:
 
     def hang_up(self) -> None:
         """End it, wherever it is; its thread gets an error."""
-        self._ended = True
+        self._ended.set()
         if sock := self._connection.sock:
             try:
                 sock.shutdown(socket.SHUT_RDWR)

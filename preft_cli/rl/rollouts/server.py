@@ -77,7 +77,7 @@ class ServerRollouts:
         self._api = Api(url)
         self._file = store.absolute() / f"{adapter_name}{SUFFIX}"
         require_ours(self._file)
-        status = fetch(self._api.url)
+        status = fetch(self._api.url, "train.grpo.rollout_url")
         require_fit(self._api.url, status, base, trained_in)
         self._base_name = base_name(self._api)
         self._name, self._method, self._base, self._in_flight = adapter_name, method, base, in_flight
@@ -156,8 +156,8 @@ class ServerRollouts:
             if waited > self._sync_timeout_s:
                 raise UserError(
                     f"the server at {self._api.url} does not serve what was written to {self._file} (digest {digest[:12]}) after"
-                    f" {waited:.0f} s: {found[1]}. Is train.grpo.rollout_store its --adapters folder, and if the server is on"
-                    " another host, a file system that both share?"
+                    f" {waited:.0f} s: {found[1].rstrip('.')}. Is train.grpo.rollout_store its --adapters folder, and if the server"
+                    " is on another host, a file system that both share?"
                 )
             if waited > SAY_AFTER_S and not said:
                 say(f"waiting for {self._api.url} to see {self._file}: {found[1]}")
