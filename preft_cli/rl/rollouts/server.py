@@ -156,8 +156,8 @@ class ServerRollouts:
             if waited > self._sync_timeout_s:
                 raise UserError(
                     f"the server at {self._api.url} does not serve what was written to {self._file} (digest {digest[:12]}) after"
-                    f" {waited:.0f} s: {found[1].rstrip('.')}. Is train.grpo.rollout_store its --adapters folder, and if the server"
-                    " is on another host, a file system that both share?"
+                    f" {waited:.0f} s: {found[1].rstrip('.')}. Is train.grpo.rollout_store its --adapters folder, and if the"
+                    " server is on another host, a file system that both share?"
                 )
             if waited > SAY_AFTER_S and not said:
                 say(f"waiting for {self._api.url} to see {self._file}: {found[1]}")
