@@ -175,7 +175,9 @@ def test_what_the_engine_refuses_is_one_line(vllm: SimpleNamespace, monkeypatch:
         monkeypatch.setattr(FakeLLM, "refuses", refusal)
         with pytest.raises(UserError) as error:
             start()
-        assert f"did not start: {said}. Its settings are those of serve and serve.vllm_args; serve.gpu" in str(error.value)
+        assert f"did not start: {said}. Its settings are those of serve and serve.vllm_args; serve.gpu" in str(
+            error.value
+        )
         assert "\n" not in str(error.value)
 
 
