@@ -20,6 +20,7 @@ from preft_cli.rl.rewards.load import load_rewards, reward_problems
 from preft_cli.rl.rewards.math import MathArgs, MathReward
 from preft_cli.rl.rewards.score import score
 from preft_cli.rl.rewards.verifiers import best_constant, check_verifiers, right_answers
+from tests.unit import mischief
 
 
 def config(*rewards: Any) -> PreftConfig:
@@ -93,6 +94,14 @@ def test_a_judge_that_dies_or_hangs_is_started_again() -> None:
     judge.stop()
     with pytest.raises(UserError, match=r"does not start: AttributeError: .*no attribute 'nothing'"):
         Judge("tests.unit.mischief:nothing").scores([1])
+
+
+def test_what_a_judge_tells_is_not_unpickled_nor_taken_for_another_answer(tmp_path: Path) -> None:
+    judge = Judge("tests.unit.mischief:judge", {"base": 1}, timeout_s=0.4)
+    assert judge.scores([mischief.Pickled(str(tmp_path / "made")), 1]) == [0.0, 2.0]
+    assert list(tmp_path.iterdir()) == []
+    assert judge.scores(["ahead", 2, 3]) == [0.0, 3.0, 4.0]
+    judge.stop()
 
 
 def test_format_is_of_the_whole_answer(tmp_path: Path) -> None:

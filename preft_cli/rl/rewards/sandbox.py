@@ -59,7 +59,7 @@ def run_tests(program: Program, limits: Limits) -> int:
             process = subprocess.Popen(
                 [sys.executable, "-I", str(CHILD)],
                 cwd=folder,
-                env=_environment(folder),
+                env=bare_environment(folder),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -79,7 +79,7 @@ def run_tests(program: Program, limits: Limits) -> int:
     return sum(f"{word} {index}" in lines for index in range(len(program.tests)))
 
 
-def _environment(folder: str) -> dict[str, str]:
+def bare_environment(folder: str) -> dict[str, str]:
     """Nothing of the user's, such as tokens; one thread for libraries that would start many."""
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     loader = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "SYSTEMROOT") if name in os.environ}

@@ -51,14 +51,24 @@ def passes(test: str, names: dict[str, object]) -> bool:
 
 def limit(limits: dict[str, float]) -> None:
     seconds = int(limits["timeout_s"]) + 2  # the parent's clock is the exact one
-    for what, most in (
-        (resource.RLIMIT_CPU, seconds),
-        (resource.RLIMIT_AS, int(limits["memory"])),
-        (resource.RLIMIT_FSIZE, int(limits["file_size"])),
-        (resource.RLIMIT_NOFILE, 64),
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_NPROC, 0),  # counts all processes of the user, root's excepted: 0 is no further one
-    ):
+    lower({resource.RLIMIT_CPU: seconds})
+    confine_resources(int(limits["memory"]), int(limits["file_size"]))
+
+
+def confine_resources(memory: int, file_size: int) -> None:
+    lower(
+        {
+            resource.RLIMIT_AS: memory,
+            resource.RLIMIT_FSIZE: file_size,
+            resource.RLIMIT_NOFILE: 64,
+            resource.RLIMIT_CORE: 0,
+            resource.RLIMIT_NPROC: 0,  # counts all processes of the user, root's excepted: 0 is no further one
+        }
+    )
+
+
+def lower(limits: dict[int, int]) -> None:
+    for what, most in limits.items():
         _, hard = resource.getrlimit(what)
         most = most if hard == resource.RLIM_INFINITY else min(most, hard)
         try:
