@@ -4,6 +4,7 @@ Run as a script by `python -I`: nothing of this project can be imported here.
 """
 
 import json
+import math
 import os
 import resource
 import sys
@@ -50,8 +51,7 @@ def passes(test: str, names: dict[str, object]) -> bool:
 
 
 def limit(limits: dict[str, float]) -> None:
-    seconds = int(limits["timeout_s"]) + 2  # the parent's clock is the exact one
-    lower({resource.RLIMIT_CPU: seconds})
+    lower({resource.RLIMIT_CPU: math.ceil(limits["timeout_s"])})  # whole seconds is what there is
     confine_resources(int(limits["memory"]), int(limits["file_size"]))
 
 
