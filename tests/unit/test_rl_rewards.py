@@ -146,6 +146,7 @@ def short(completions): return [1.0]
 def word(completions): return ["1"] * len(completions)
 def number(completions): return 1.0
 def fails(completions): return [1 / 0]
+def leaves(completions): raise SystemExit(0)
 def strange(completions, tokenizer): return []
 async def later(completions): return []
 class Called:
@@ -212,6 +213,7 @@ def test_functions_that_cannot_be_used(own: Path, name: str, args: dict[str, Any
             "fails",
             "the reward own_rewards:fails failed on answers to train.jsonl:1, train.jsonl:2: ZeroDivisionError: ",
         ),
+        ("leaves", "the reward own_rewards:leaves failed on answers to train.jsonl:1, train.jsonl:2: SystemExit: 0 ("),
     ],
 )
 def test_functions_that_return_what_they_should_not(own: Path, name: str, found: str) -> None:

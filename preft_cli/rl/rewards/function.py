@@ -47,7 +47,7 @@ class FunctionReward:
         }
         try:
             returned = self._function(**{key: given[key] for key in self._passed}, **self._args)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # sys.exit(0) would end the training as if all were well
             raise UserError(
                 f"the reward {self.name} failed on answers to {_rows(problems)}: {describe(error)}"
             ) from error
