@@ -96,6 +96,23 @@ def test_a_judge_that_dies_or_hangs_is_started_again() -> None:
         Judge("tests.unit.mischief:nothing").scores([1])
 
 
+def test_answers_that_cannot_be_judged_are_told_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
+    judge = Judge("tests.unit.mischief:judge", {"base": 1}, timeout_s=0.4)
+    assert judge.scores([1, "fail", "slow", "die", "fail"]) == [2.0, 0.0, 0.0, 0.0, 0.0]
+    told = "2 made the judge fail, 1 took too long, 1 ended the judging process; such as 'fail', which made the judge fail: "
+    assert f"{told}ValueError: fail\n" in capsys.readouterr().err
+    assert judge.scores(["fail"] * 8) == [0.0] * 8, "a judge that has judged is not broken"
+    assert capsys.readouterr().err == ""
+    judge.stop()
+    for name in ("fail", "die"):
+        judge = Judge("tests.unit.mischief:judge", {"base": 1}, timeout_s=0.4)
+        assert judge.scores([name] * 7) == [0.0] * 7, "few"
+        with pytest.raises(UserError, match=rf"not one of 8 answers could be judged .* such as '{name}', which "):
+            judge.scores([name] * 8)
+        judge.stop()
+    assert Judge("tests.unit.mischief:judge", {"base": 1}, timeout_s=0.05).scores(["slow"] * 8) == [0.0] * 8
+
+
 def test_what_a_judge_tells_is_not_unpickled_nor_taken_for_another_answer(tmp_path: Path) -> None:
     judge = Judge("tests.unit.mischief:judge", {"base": 1}, timeout_s=0.4)
     assert judge.scores([mischief.Pickled(str(tmp_path / "made")), 1]) == [0.0, 2.0]

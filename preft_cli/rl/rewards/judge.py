@@ -23,6 +23,7 @@ from typing import Any
 
 from preft_cli.errors import UserError
 from preft_cli.rl.rewards.sandbox import bare_environment
+from preft_cli.rl.rewards.unjudged import DIED, FAILED, TIMED_OUT, Unjudged, Verdict
 
 START_S = 120.0
 """Imports of a cold disk."""
@@ -46,16 +47,19 @@ class Judge:
         self._pipe: Connection | None = None
         self._folder: TemporaryDirectory[str] | None = None
         self._sent = 0
+        self._unjudged = Unjudged(judge)
         self._lock = threading.Lock()
 
     def scores(self, jobs: Sequence[Any]) -> list[float]:
-        """One number for each; 0 for those that took too long or too much memory.
+        """One number for each; 0 for those that could not be judged, of which the user is warned.
 
         Raises:
-            UserError: the process does not start.
+            UserError: the process does not start, or judges none of many.
         """
         with self._lock:
-            return [self._score(job) for job in jobs]
+            verdicts = [self._score(job) for job in jobs]
+            self._unjudged.note(jobs, verdicts)
+        return [verdict.score for verdict in verdicts]
 
     def stop(self) -> None:
         """End the process, if it was started."""
@@ -68,17 +72,22 @@ class Judge:
             self._folder.cleanup()
         self._process = self._pipe = self._folder = None
 
-    def _score(self, job: Any) -> float:
+    def _score(self, job: Any) -> Verdict:
         pipe = self._pipe or self._start()
+        fate = DIED
         with suppress(OSError, EOFError, ValueError, TypeError):
             self._sent += 1
             pipe.send((self._sent, job))
-            if pipe.poll(2 * self.timeout_s + 1):
-                number, value = json.loads(pipe.recv_bytes(MOST_TOLD))
+            if not pipe.poll(2 * self.timeout_s + 1):
+                fate = TIMED_OUT
+            else:
+                number, value, reason = json.loads(pipe.recv_bytes(MOST_TOLD))
                 if number == self._sent:  # else an answer spoke for the process, and what follows would be off by one
-                    return float(value)
+                    if value is not None:
+                        return Verdict(float(value))
+                    return Verdict(0.0, FAILED if reason else TIMED_OUT, str(reason or ""))
         self.stop()
-        return 0.0
+        return Verdict(0.0, fate)
 
     def _start(self) -> Connection:
         """The pipe to a process that has said that it is ready."""

@@ -45,7 +45,7 @@ def main(pipe: Connection) -> None:
         _tell(pipe, None)
         while True:
             number, job = pipe.recv()
-            _tell(pipe, [number, _in_time(score, job, timeout_s)])
+            _tell(pipe, [number, *_in_time(score, job, timeout_s)])
 
 
 def _tell(pipe: Connection, value: Any) -> None:
@@ -53,15 +53,18 @@ def _tell(pipe: Connection, value: Any) -> None:
     pipe.send_bytes(json.dumps(value).encode())
 
 
-def _in_time(score: Callable[[Any], float], job: Any, timeout_s: float) -> float:
+def _in_time(score: Callable[[Any], float], job: Any, timeout_s: float) -> tuple[float | None, str | None]:
+    """The score; or None and what went wrong, None if it took too long."""
     try:
         signal.setitimer(signal.ITIMER_REAL, timeout_s)
         try:
-            return float(score(job))
+            return float(score(job)), None
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
-    except (Exception, TooLong):  # whatever an answer makes a library stumble over: it is not a right one
-        return 0.0
+    except TooLong:
+        return None, None
+    except Exception as error:  # whatever an answer makes a library stumble over
+        return None, f"{type(error).__name__}: {error}"[:300]
 
 
 def _too_long(*_: object) -> None:
