@@ -258,6 +258,16 @@ def test_rewards_that_give_nothing_or_no_number() -> None:
             score(problems, ["a", "b"], [(Given(1.0, bad), 1)])
 
 
+def test_rewards_beyond_what_training_computes_with(own: Path) -> None:
+    for value, weight in ((1e308, 1.0), (-1e308, 100.0), (3.0, 1e38)):
+        with pytest.raises(
+            UserError, match=r"^train.jsonl:1: the rewards, given above all, add up to -?[\d.einf+]+ for 'b'; "
+        ):
+            score([problem()], ["b"], [(Given(1.0, name="a"), 1.0), (Given(value), weight)])
+    assert score([problem()], ["b"], [(Given(1e308), 0.0)]).total == [0.0]
+    assert call(own, "scaled", {"by": -(10**400)}) == [float("-inf")] * 2
+
+
 def test_a_verifier_that_never_fires(math_reward: MathReward) -> None:
     good, bad = [problem(str(n)) for n in range(4)], [problem("\\boxed{}", line) for line in range(9, 12)]
     rewards = [(math_reward, 1.0)]
@@ -277,6 +287,16 @@ def test_a_verifier_of_the_users_own_may_ask_for_another_form() -> None:
     (remark,) = check_verifiers([problem()], [(own, 1.0)])
     assert remark.startswith("the reward own:function gives less than 1 to 1 of 1")
     assert check_verifiers([problem()], [(Given(0.0, name="format"), 1.0)]) == []
+
+
+def test_a_verifier_that_does_not_apply_or_takes_its_time(capsys: pytest.CaptureFixture[str]) -> None:
+    (remark,) = check_verifiers([problem()], [(Given(*[None] * 4, name="own:function"), 1.0)])
+    assert remark.startswith("the reward own:function returns None, as if it did not apply, to 1 of 1 right answers")
+    assert remark.endswith("answer '18', reward None.")
+    some = Given(*[None] * 4, *[0.5] * 4, None, 1.0, None, None, name="own:function")
+    (remark,) = check_verifiers([problem()] * 3, [(some, 1.0)])
+    assert remark.startswith("the reward own:function gives less than 1, or None, to 2 of 3 right answers")
+    assert "checking the rewards on right answers" in capsys.readouterr().err
 
 
 def test_tests_that_their_own_solution_fails(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -62,7 +63,7 @@ class FunctionReward:
                 raise UserError(
                     f"the reward {self.name} returned {_shown(value)} for an answer to {problem.where}; expected a number or None"
                 )
-        return [None if value is None else float(value) for value in returned]
+        return [None if value is None else _float(value) for value in returned]
 
 
 def load_function(name: str, root: Path) -> Callable[..., Any]:
@@ -139,6 +140,14 @@ def _plain(problem: Problem) -> str | list[dict[str, str]]:
     if isinstance(problem.prompt, str):
         return problem.prompt
     return [{"role": message.role, "content": message.text} for message in problem.prompt]
+
+
+def _float(value: Any) -> float:
+    """Whole numbers beyond all floats are infinite, which `score` refuses with the row's name."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def _rows(problems: Sequence[Problem]) -> str:
