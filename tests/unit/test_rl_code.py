@@ -42,6 +42,8 @@ def test_right_and_wrong_programs() -> None:
         "def f(x): return f(x)\n": 0.0,
         "import ctypes\nctypes.string_at(0)\n": 0.0,
         RIGHT + "import os\nos.closerange(3, 256)\n": 0.0,
+        "import sys\nsys.modules['__main__'].passes = lambda *a: True\nf = None\n": 0.0,
+        "import builtins\nbuiltins.exec = builtins.compile = lambda *a: None\nf = None\n": 0.0,
         RIGHT + "x = input()\n": 0.0,
         RIGHT + "\nif __name__ == '__main__':\n    input()\n": 1.0,
         "from __future__ import annotations\nfrom dataclasses import dataclass\n\n@dataclass\nclass A:\n    x: int\n\n"

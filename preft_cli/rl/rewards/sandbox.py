@@ -2,9 +2,11 @@
 
 Each program gets a process and an empty folder of its own, limits of time, memory, file sizes and open files, no
 environment variables and, on Linux, no network, no other processes or threads, and no writing outside of its folder
-(`sandboxed.py`). It can read what the user can read and is told from its tests by good manners alone: this keeps mistakes and
-clumsy cheats away from the machine and from the reward. It is no security boundary; where code may be hostile, train in a
-container.
+(`sandboxed.py`). It can read what the user can read, and tests run in its own process. So this keeps mistakes and clumsy cheats
+away from the machine and from the reward, but some ways to cheat remain: an object that says it equals everything
+(`__eq__`), built-in functions that the tests call and the program replaced, or a search through the frames and objects of the
+interpreter. Tests can compare types as well; look at what is rewarded. It is no security boundary either: where code may be
+hostile, train in a container.
 """
 
 from __future__ import annotations

@@ -23,31 +23,41 @@ def main() -> None:
 
         sys.path.pop(0)
         sandboxed_linux.confine(Path.cwd())
-    # Bound now: what the program does to these modules later does not matter.
-    write, leave, tell, word = os.write, os._exit, job["tell"], job["word"]
+    tests = [compiled(test, "test.py") for test in job["tests"]]
+    code = [compiled(text, "answer.py") for text in (job["code"], job["setup"])]
     # A module of that name is there for what looks itself up, such as dataclasses. Its name is not __main__: a block under
     # `if __name__ == "__main__"` is for people who run the program, and would wait for their input.
     module = types.ModuleType("answer")
     sys.modules["answer"] = module
-    try:
-        for code in (job["code"], job["setup"]):
-            exec(compile(code, "answer.py", "exec"), module.__dict__)
-        for index, test in enumerate(job["tests"]):
-            if passes(test, module.__dict__):
+    # Bound now, and named by no module that the program can import: it cannot put its own in their place.
+    write, leave, execute, anything = os.write, os._exit, exec, BaseException
+    tell, word, stop_at_failure = job["tell"], job["word"], job["limits"]["stop_at_failure"]
+
+    def passes(test: types.CodeType | None) -> bool:
+        if test is None:
+            return False
+        try:
+            execute(test, module.__dict__)
+        except anything:  # SystemExit too: a program that leaves has passed no test
+            return False
+        return True
+
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    globals().clear()
+    if passes(code[0]) and passes(code[1]):
+        for index, test in enumerate(tests):
+            if passes(test):
                 write(tell, f"{word} {index}\n".encode())
-            elif job["limits"]["stop_at_failure"]:
+            elif stop_at_failure:
                 break
-    except BaseException:  # SystemExit too: a program that leaves has passed no test
-        pass
     leave(0)
 
 
-def passes(test: str, names: dict[str, object]) -> bool:
+def compiled(code: str, name: str) -> types.CodeType | None:
     try:
-        exec(compile(test, "test.py", "exec"), names)
-    except BaseException:
-        return False
-    return True
+        return compile(code, name, "exec")
+    except Exception:  # mostly SyntaxError; ValueError, MemoryError and RecursionError of odd ones
+        return None
 
 
 def limit(limits: dict[str, float]) -> None:
