@@ -91,7 +91,10 @@ def test_names_and_settings_that_are_wrong() -> None:
         ),
         ({"seed": 3}, f"{args}.seed: set project.seed instead"),
         ({"max_numbers": 1}, f"{args}: gcd refuses them: max_numbers must be >= min_numbers"),
-        ({"max_numbers": "x"}, f"{args}: gcd refuses them: '>=' not supported"),
+        ({"max_numbers": "x"}, f"{args}.max_numbers: expected a whole number (default: 2), found 'x'"),
+        ({"max_numbers": 2.5}, f"{args}.max_numbers: expected a whole number (default: 2), found 2.5"),
+        ({"min_numbers": None}, f"{args}.min_numbers: expected a whole number (default: 2), found nothing"),
+        ({"min_numbers": True}, f"{args}.min_numbers: expected a whole number (default: 2), found true"),
     ):
         assert refusal(environment_args=given).startswith(found)
     assert "rush_hour judges answers but has none of its own to show" in refusal(

@@ -73,6 +73,8 @@ def load_function(name: str, root: Path) -> Callable[..., Any]:
         UserError: there is none.
     """
     module_name, _, function_name = name.partition(":")
+    if not all(part.isidentifier() for part in (*module_name.split("."), function_name)):
+        raise UserError("no name of a function; expected package.module:function", 2)
     try:
         with _importable(root):
             module = import_module(module_name)
