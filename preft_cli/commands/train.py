@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, cast
+
 import typer
 
 from preft_cli.commands.options import Config, DryRun, Json, Set, load_config
 from preft_cli.commands.train_options import Choose, Jobs, Out, Overwrite, Resume, Sweep
+
+if TYPE_CHECKING:
+    from preft_cli.rl.result import RlResult
+    from preft_cli.training.result import TrainResult
 
 
 def command(
@@ -58,11 +64,11 @@ def command(
             raise typer.Exit(2)
     elif as_json:
         print_json(result)
-    elif result.task == "grpo":
+    elif loaded.config.train.task == "grpo":
         from preft_cli.rl.report import print_result as print_rl_result
 
-        print_rl_result(result)
+        print_rl_result(cast("RlResult", result))
     else:
         from preft_cli.training.report import print_result
 
-        print_result(result)
+        print_result(cast("TrainResult", result))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from difflib import get_close_matches
 from types import NoneType
-from typing import get_args
+from typing import get_args, get_origin
 
 from pydantic import BaseModel
 
@@ -75,13 +75,18 @@ def near_words(word: object, words: list[str]) -> str | None:
 
 
 def model_at(root: type[BaseModel], path: tuple[str, ...]) -> type[BaseModel] | None:
-    """The model of the section at `path`; None if no section stands there."""
+    """The model of the section at `path`, or of the entries of a list, which a number names; None if no section stands there."""
+    entries = False
     for name in path:
+        if entries and name.isdigit():
+            entries = False
+            continue
         field = root.model_fields.get(name)
-        nested = _model_in(field.annotation) if field else None
+        section = _model_in(field.annotation) if field else None
+        nested = section or (_model_of_entries(field.annotation) if field else None)
         if nested is None:
             return None
-        root = nested
+        root, entries = nested, section is None
     return root
 
 
@@ -106,6 +111,11 @@ def _paths(model: type[BaseModel], above: str = "") -> list[str]:
 def _model_in(annotation: object) -> type[BaseModel] | None:
     options = [option for option in (annotation, *get_args(annotation)) if option is not NoneType]
     return next((option for option in options if isinstance(option, type) and issubclass(option, BaseModel)), None)
+
+
+def _model_of_entries(annotation: object) -> type[BaseModel] | None:
+    lists = [option for option in (annotation, *get_args(annotation)) if get_origin(option) is list]
+    return next((found for option in lists if (found := _model_in(get_args(option)[0]))), None)
 
 
 def _plain(name: str) -> str:

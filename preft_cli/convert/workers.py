@@ -26,6 +26,7 @@ Outcome = ConvertedItem | FailedItem
 _Worker = WorkerProcess[int]
 """Of the positions of items."""
 
+CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 PATIENCE_S = 5.0
 """How long an interrupted worker may take to tidy up behind it."""
 
@@ -114,5 +115,10 @@ def _end(workers: Sequence[_Worker], items: Sequence[PlannedItem]) -> None:
 
 
 def cores() -> int:
-    """How many this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """How many this process may use: those it is bound to, or the share that its container has of them."""
+    bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = CPU_MAX.read_text().split()
+        return min(bound, max(1, round(int(quota) / int(period))))
+    except (OSError, ValueError):  # no such file, or "max": no share is set
+        return bound

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from importlib import metadata
+from importlib.util import find_spec
+
 from engine_patch.adapter import Adapter
 from engine_patch.store.atomic import atomic_write
 from preft_cli.console import say
-from preft_cli.rl.accuracy import HeldOutAccuracy, prompts_digest
+from preft_cli.rl.accuracy import HeldOutAccuracy
 from preft_cli.rl.plot import plot_run
 from preft_cli.rl.problem import Problems
 from preft_cli.rl.result import RlResult
@@ -13,6 +16,9 @@ from preft_cli.rl.rewards.verifiers import best_constant
 from preft_cli.rl.session import RlSession
 from preft_cli.rl.summary import RunSummary
 from preft_cli.training.finish import about_run
+
+PACKAGES = ("trl", "math-verify", "reasoning-gym")
+"""They are a part of what is learnt: the loss, the rewards, the problems."""
 
 
 def finish(session: RlSession) -> RlResult:
@@ -38,7 +44,7 @@ def _measured(session: RlSession) -> HeldOutAccuracy | None:
     measured = HeldOutAccuracy.of(
         session.base_solved,
         session.solved(),
-        digest=prompts_digest(asked.prompts),
+        digest=asked.digest,
         dropped=asked.dropped,
         constant=(constant[0], round(constant[1] * len(asked.problems))) if constant else None,
     )
@@ -48,8 +54,10 @@ def _measured(session: RlSession) -> HeldOutAccuracy | None:
 
 def _result(session: RlSession, adapter: Adapter, held_out: HeldOutAccuracy | None) -> RlResult:
     folder, prepared = session.folder, session.prepared
+    about = about_run(session.config, prepared, folder, adapter, held_out, {"curves": folder.curves})
+    about["versions"] |= {name: metadata.version(name) for name in PACKAGES if find_spec(name.replace("-", "_"))}
     return RlResult(
-        **about_run(session.config, prepared, folder, adapter, held_out, {"curves": folder.curves}),
+        **about,
         steps=session.step,
         epochs=session.trainer.state.epoch or 0.0,
         rows=len(prepared.train.problems),

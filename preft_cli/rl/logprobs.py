@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from preft_cli.data.turn import Row
 from preft_cli.methods.adapted import AdaptedModel
@@ -80,8 +81,21 @@ class Scorer:
         return Scored(spread(logprobs_N), None if entropies_N is None else spread(entropies_N))
 
 
+CHUNK = 256
+"""Tokens whose logits are float32 at once; backward computes them again instead of keeping them."""
+
+
 def score(logits_NV: Tensor, tokens_N: Tensor, sampling: Sampling, *, entropy: bool) -> tuple[Tensor, Tensor | None]:
     """Log-probabilities `[N]` of `tokens_N`, and with `entropy` the entropies `[N]` (nats, without gradient)."""
+    parts = [
+        checkpoint(_score, logits, tokens, sampling, entropy, use_reentrant=False)
+        for logits, tokens in zip(torch.split(logits_NV, CHUNK), torch.split(tokens_N, CHUNK), strict=True)
+    ]
+    logprobs = torch.cat([logprobs for logprobs, _ in parts])
+    return logprobs, torch.cat([entropies for _, entropies in parts]) if entropy else None
+
+
+def _score(logits_NV: Tensor, tokens_N: Tensor, sampling: Sampling, entropy: bool) -> tuple[Tensor, Tensor | None]:
     logits_NV = logits_NV.float() / sampling.temperature
     if sampling.top_k or sampling.top_p < 1 or sampling.min_p:
         logits_NV = logits_NV.masked_fill(~kept(logits_NV.detach(), tokens_N, sampling), -torch.inf)
@@ -91,12 +105,13 @@ def score(logits_NV: Tensor, tokens_N: Tensor, sampling: Sampling, *, entropy: b
         return logprobs_N, None
     with torch.no_grad():
         mean_N = (logits_NV.softmax(-1) * logits_NV.masked_fill(logits_NV == -torch.inf, 0)).sum(-1)
-        return logprobs_N, everything_N - mean_N
+        return logprobs_N, everything_N.detach() - mean_N
 
 
 def kept(logits_NV: Tensor, tokens_N: Tensor, sampling: Sampling) -> Tensor:
     """Which tokens could have been drawn, `[N, V]`: min-p first, then top-k, then top-p, as vLLM does.
 
+    Tokens that tie with the last one that is kept are kept too; vLLM's kernel on GPUs drops some of them.
     The token that was drawn is one of them in every case: the trainer's logits differ from the engine's in the last bits, and
     a token at the edge must not become impossible by that.
     """

@@ -117,10 +117,12 @@ def seconds(axes: Any, rows: Rows) -> None:
 def syncs(axes: Any, rows: Rows) -> None:
     sent = [row for row in rows if row.get("sync_bytes")]
     steps, times = series(sent, "seconds_sync")
-    label = f"{max(row['sync_bytes'] for row in sent) / 1e6:.2f} MB each" if sent else None
+    label = f"sync, {max(row['sync_bytes'] for row in sent) / 1e6:.1f} MB" if sent else None
     axes.plot(steps, [1000 * time for time in times], ".", color=PINK, markersize=5, label=label)
     axes.set_ylim(bottom=0)
-    _finish(axes, "Weight sync", "milliseconds")
+    _second(axes, rows, "tokens_per_s", "sampling", "tokens/s").set_ylim(bottom=0)
+    axes.yaxis.label.set_color(PINK)
+    _finish(axes, "Weight sync and speed of sampling", "milliseconds")
 
 
 def _second(axes: Any, rows: Rows, key: str, label: str, unit: str) -> Any:

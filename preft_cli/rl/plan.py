@@ -30,6 +30,11 @@ def _groups(config: PreftConfig) -> list[str]:
             f"train.batch_size: a step has {answers} answers (batch_size x gradient_accumulation_steps), which are no whole "
             f"groups of train.grpo.num_generations = {grpo.num_generations}; make it a multiple"
         )
+    if train.save_every and train.save_every % grpo.num_iterations:
+        found.append(
+            f"train.save_every: {train.save_every} is in the middle of train.grpo.num_iterations = {grpo.num_iterations} steps "
+            "on the same answers, which checkpoints do not hold; make it a multiple"
+        )
     if grpo.max_completion_length >= train.max_length:
         found.append(
             f"train.grpo.max_completion_length: {grpo.max_completion_length} leaves no room for a prompt in train.max_length = "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +19,9 @@ from preft_cli.rl.rewards.load import load_rewards
 from preft_cli.rl.rewards.verifiers import check_verifiers
 from preft_cli.training.foundation import Foundation, check_machine, lay_foundation
 
+UNREAD = ("log_every", "padding_side")
+"""Keys of `train`."""
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -27,6 +32,8 @@ class Asked:
     """By problem, exactly the ids that a server computes for the same messages."""
     dropped: int
     """Problems whose prompt leaves no room for an answer."""
+    digest: str
+    """Equal if and only if answers to them can be compared: prompts, right answers, rewards, and how long answers may be."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +64,13 @@ def prepare_rl(config: PreftConfig, root: Path) -> PreparedRl:
     held_out = ask(problems.held_out, tokens, config, "held-out") if problems.held_out else None
     for remark in remarks:
         say(remark)
+    if unread := [f"train.{key}" for key in UNREAD if key in config.train.model_fields_set]:
+        say(f"{', '.join(unread)}: nothing that train.task: grpo does reads this")
+    groups = config.train.batch_size * config.train.gradient_accumulation_steps // config.train.grpo.num_generations
+    if len(train.problems) < groups:
+        raise UserError(
+            f"there are {len(train.problems)} problems to train on, and a step takes {groups}; lower train.batch_size"
+        )
     store = config.train.grpo.rollout_store
     return PreparedRl(
         **vars(foundation),
@@ -95,4 +109,12 @@ def ask(problems: Sequence[Problem], tokens: Tokens, config: PreftConfig, split:
         say(
             f"{split} problems: {dropped} of {len(problems)} were dropped, their prompts are longer than {room} tokens ({limits})"
         )
-    return Asked(kept, prompts, dropped)
+    return Asked(kept, prompts, dropped, _digest(kept, prompts, config))
+
+
+def _digest(problems: Sequence[Problem], prompts: Sequence[Sequence[int]], config: PreftConfig) -> str:
+    grpo = config.train.grpo
+    records = [[list(ids), problem.record] for problem, ids in zip(problems, prompts, strict=True)]
+    rewards = [one.model_dump() for one in grpo.rewards or ()]
+    judged = [records, rewards, grpo.max_completion_length]
+    return hashlib.sha256(json.dumps(judged, sort_keys=True, default=str).encode()).hexdigest()

@@ -57,6 +57,10 @@ class RlReporter(Reporter):
         self._session.trainer.clock.add("total", ended - self._step_began)
         super().on_step_end(args, state, control)
 
+    def _may_stop(self, step: int) -> bool:
+        """Not while answers are left that further iterations need: checkpoints do not hold them."""
+        return step % self._session.config.train.grpo.num_iterations == 0
+
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, Any], **_: Any
     ) -> None:
@@ -72,6 +76,8 @@ class RlReporter(Reporter):
         found = self._logged
         known: dict[str, Any] = {field: logs.get(name) for field, name in NAMES.items()}
         fresh = sampled.step == step - 1
+        # An evaluation may have brought the weights before the step began.
+        before = trainer.synced.seconds if fresh and "sync" not in seconds else 0.0
         return StepStats(
             step=step,
             reward_mean=found["reward"],
@@ -87,9 +93,9 @@ class RlReporter(Reporter):
             learning_rate=logs["learning_rate"],
             **known,
             generated_tokens=sampled.num_tokens if fresh else 0,
-            **{f"seconds_{part}": seconds.get(part, 0.0) for part in ("generation", "rewards", "training", "total")},
-            # An evaluation before the step may have brought the weights already.
-            seconds_sync=trainer.synced.seconds if fresh else 0.0,
+            **{f"seconds_{part}": seconds.get(part, 0.0) for part in ("generation", "rewards", "training")},
+            seconds_sync=seconds.get("sync", before),
+            seconds_total=seconds["total"] + before,
             sync_bytes=trainer.synced.num_bytes if fresh else 0,
         )
 

@@ -26,17 +26,19 @@ def train_rl(
         UserError: as `preft_cli.training.run.train`.
     """
     prepared = prepared or prepare_rl(config, root)
-    from preft_cli.rl.session import RlSession
+    from preft_cli.rl.session import RlSession, start_rollouts
+    from preft_cli.rl.upstream import check_trl
 
+    check_trl()
     folder.prepare(config, resume=resume)
     checkpoint = folder.last_checkpoint() if resume else None
     if resume:
         say(f"resuming from {checkpoint}" if checkpoint else "no checkpoint to resume from: starting at step 0")
-    session = RlSession(config, prepared, folder, resumed_at=checkpoint)
+    rollouts = start_rollouts(config, prepared)
     try:
-        return _run(session, checkpoint)
+        return _run(RlSession(config, prepared, folder, rollouts, resumed_at=checkpoint), checkpoint)
     finally:
-        session.rollouts.stop()
+        rollouts.stop()
 
 
 def _run(session: RlSession, checkpoint: Path | None) -> RlResult:
@@ -54,6 +56,12 @@ def _run(session: RlSession, checkpoint: Path | None) -> RlResult:
             f"stopped {stop}; a checkpoint is saved in {session.folder.checkpoints}. "
             "`preft train --resume` continues from there."
         ) from stop
+    except UserError as error:  # of the engine, or of a reward
+        if step := session.checkpoint():
+            raise UserError(
+                f"{error}\nA checkpoint of step {step} is saved; `preft train --resume` goes on from there."
+            ) from error
+        raise
     return finish(session)
 
 

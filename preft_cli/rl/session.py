@@ -14,7 +14,6 @@ from preft_cli.config.schema import PreftConfig
 from preft_cli.console import progress, say
 from preft_cli.errors import UserError
 from preft_cli.methods.adapted import AdaptedModel
-from preft_cli.rl.accuracy import prompts_digest
 from preft_cli.rl.held_out import HeldOutProblems
 from preft_cli.rl.logprobs import Scorer
 from preft_cli.rl.prepare import PreparedRl
@@ -37,7 +36,12 @@ class RlSession:
     """The base model with a fresh adapter on it, what samples its answers, and the trainer around both."""
 
     def __init__(
-        self, config: PreftConfig, prepared: PreparedRl, folder: RunFolder, resumed_at: Path | None = None
+        self,
+        config: PreftConfig,
+        prepared: PreparedRl,
+        folder: RunFolder,
+        rollouts: Rollouts,
+        resumed_at: Path | None = None,
     ) -> None:
         """`resumed_at`: the checkpoint from which `fit` will go on."""
         self.config, self.prepared, self.folder = config, prepared, folder
@@ -45,10 +49,11 @@ class RlSession:
         self.metrics.rewind(int(resumed_at.name.rpartition("-")[2]) if resumed_at else 0)
         self.seconds = 0.0
         self.base_solved: list[bool] | None = None
+        self._solved: tuple[int, list[bool]] | None = None
         self.scores = Scores([], {}, [])
         """Of the last answers."""
         arguments = grpo_arguments(config, folder.checkpoints, prepared.precision)
-        self.rollouts = start_rollouts(config, prepared)
+        self.rollouts = rollouts
         with progress(f"loading {prepared.base.name}"):
             base = load_base(prepared, arguments.device)
         set_seed(config.project.seed)
@@ -111,6 +116,12 @@ class RlSession:
             if self.step < trainer.state.max_steps:
                 raise InterruptedRunError(f"at step {self.step} of {trainer.state.max_steps}")
 
+    def checkpoint(self) -> int | None:
+        """Save a checkpoint of the last step that was done, unless there is one; which step that is, or None."""
+        if self.step and self.folder.last_checkpoint() != self.folder.checkpoints / f"checkpoint-{self.step}":
+            self.trainer._save_checkpoint(self.trainer.model, None)
+        return self.step or None
+
     def save(self, folder: Path, **about: Any) -> Adapter:
         """Write the adapter as it is now, with where it comes from."""
         return save_adapter(folder, self.config, self.prepared, self.adapted, steps=self.step, **about)
@@ -118,9 +129,12 @@ class RlSession:
     def solved(self) -> list[bool]:
         """Which held-out problems the adapter solves as it is now."""
         assert self.held_out is not None
+        if self._solved and self._solved[0] == self.step:
+            return self._solved[1]
         self.trainer.sync_weights()
         found = self.held_out.solved(f"adapter of step {self.step}")
         self.metrics.accuracy(self.step, "adapter", sum(found), len(found))
+        self._solved = self.step, found
         return found
 
     def _judge(self, numbers: Sequence[int], completions: Sequence[str]) -> list[float]:
@@ -151,11 +165,11 @@ class RlSession:
     def _save_checkpoint(self, checkpoint: Path) -> None:
         self.save(checkpoint / "adapter")
         self.adapted.save_state(checkpoint)
-        (checkpoint / PROBLEMS).write_text(prompts_digest(self.prepared.train.prompts))
+        (checkpoint / PROBLEMS).write_text(self.prepared.train.digest)
 
     def _load_checkpoint(self, checkpoint: Path) -> None:
         problems = checkpoint / PROBLEMS
-        if not problems.is_file() or problems.read_text() != prompts_digest(self.prepared.train.prompts):
+        if not problems.is_file() or problems.read_text() != self.prepared.train.digest:
             raise UserError(
                 f"--resume: {checkpoint} was trained on other problems than there are now. Put them back, or start anew with "
                 "--overwrite"

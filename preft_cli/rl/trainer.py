@@ -21,6 +21,7 @@ from preft_cli.data.turn import Row
 from preft_cli.methods.adapted import AdaptedModel
 from preft_cli.rl.clock import Clock, now
 from preft_cli.rl.logprobs import Scorer
+from preft_cli.rl.order import ProblemOrder
 from preft_cli.rl.rollout import Rollouts, Sampling, Synced
 from preft_cli.training.device import Precision
 from preft_cli.training.trainer import AdapterTrainer, common_arguments
@@ -106,6 +107,17 @@ class GrpoTrainer(AdapterTrainer, GRPOTrainer):  # type: ignore[misc, unused-ign
         self.clock.add("training", now() - began - (self.clock.so_far() - before))
         return loss
 
+    def _get_train_sampler(self, dataset: Any = None) -> ProblemOrder:
+        arguments = self.args
+        return ProblemOrder(
+            len(self._prompts),
+            arguments.generation_batch_size // self.num_generations,
+            self.num_generations,
+            self.num_iterations * arguments.steps_per_generation,
+            arguments.seed,
+            epoch=lambda: int(self.state.epoch or 0),
+        )
+
     def _tokenize_prompts(self, prompts: list[str]) -> tuple[list[list[int]], None, dict[str, Any]]:
         """The ids that the server computes for the same messages; TRL would render and tokenise in its own way."""
         self.sampled = Sampled(self.state.global_step, [int(number) for number in prompts])
@@ -125,6 +137,9 @@ class GrpoTrainer(AdapterTrainer, GRPOTrainer):  # type: ignore[misc, unused-ign
         return [answer.token_ids for answer in answers], [answer.logprobs for answer in answers]
 
     def _judged(self, prompts: list[str], completions: list[str], **_: Any) -> list[float]:
+        # TRL passes on what we gave it; if it had sampled or tokenised by itself, these would be others.
+        assert self.sampled.step == self.state.global_step
+        assert [int(number) for number in prompts] == self.sampled.problems
         with self.clock.part("rewards"):
             self.sampled.completions = completions
             self.sampled.rewards = self._judge(self.sampled.problems, completions)

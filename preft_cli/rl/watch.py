@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from preft_cli.console import say, warn
+from preft_cli.errors import UserError
 from preft_cli.rl.stats import Sample, StepStats
 from preft_cli.training.metrics import Metrics
 
@@ -15,6 +16,8 @@ NEVER = 10
 """Steps without a reward above the lowest one before the reward itself is in doubt."""
 GAP_LIMIT = 0.1
 """Nats. The same weights in two programs differ by about 0.01 in bfloat16, and by far less in float32."""
+GAP_STOP = 1.0
+"""Nats. No precision explains as much."""
 FIRST_ENTROPIES = 5
 COLLAPSED = 0.05
 """Of the entropy of the first steps."""
@@ -37,7 +40,11 @@ class Watcher:
                 self._remember(row)
 
     def step(self, stats: StepStats, sample: Sample | None = None) -> str:
-        """Record and judge one step; `sample` is one of its answers. Returns the note for the progress bar."""
+        """Record and judge one step; `sample` is one of its answers. Returns the note for the progress bar.
+
+        Raises:
+            UserError: trainer and engine do not compute the same model.
+        """
         row = stats.row()
         self._metrics.train(**row)
         self._remember(row)
@@ -46,6 +53,8 @@ class Watcher:
             warn(_with_sample(self._never_fires(stats), sample))
         if stats.tied_share >= 1 and self._is_due("tied", stats.step):
             warn(_with_sample(self._all_tied(stats), sample))
+        if (stats.logprob_gap_mean or 0.0) > GAP_STOP:
+            raise UserError(f"{_disagree(stats)}. The run stops here")
         if (stats.logprob_gap_mean or 0.0) > GAP_LIMIT and self._is_due("gap", stats.step):
             warn(_disagree(stats))
         self._look_at_entropy(stats)

@@ -51,8 +51,12 @@ class Reporter(TrainerCallback):  # type: ignore[misc, unused-ignore]
         if self._eval_every and (last or state.global_step % self._eval_every == 0):
             # Also when a stop is requested: a run that goes on from here must have seen what an undisturbed one saw.
             control.should_evaluate = True
-        if processes.any_of(self._stop.requested) and not last:
+        if processes.any_of(self._stop.requested) and not last and self._may_stop(state.global_step):
             control.should_save = control.should_training_stop = True
+
+    def _may_stop(self, step: int) -> bool:
+        """Whether a run can go on from here as if it had not stopped."""
+        return True
 
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, Any], **_: Any

@@ -4,8 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
+from multiprocessing.connection import Connection
 from typing import Any
+
+
+class Pickled:
+    """Makes a folder where it is unpickled, once `path` is set."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return (os.mkdir, (self.path,)) if "judge_process" in sys.argv[0] else (Pickled, (self.path,))
 
 
 def judge(base: int) -> Any:
@@ -23,6 +35,11 @@ def judge(base: int) -> Any:
             return float(len(bytearray(6 << 30)))
         if job == "fail":
             raise ValueError(job)
+        if isinstance(job, Pickled):
+            Connection(int(sys.argv[-1])).send(job)
+            time.sleep(100)
+        if job == "ahead":
+            Connection(os.dup(int(sys.argv[-1]))).send_bytes(b"[9, 1.0]")
         return float(base + job)
 
     return score

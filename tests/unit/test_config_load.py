@@ -69,6 +69,16 @@ MISTAKES = [
     ("learning_rate: 1\n", "1:1", "learning_rate: unknown key (did you mean train.learning_rate?)"),
     ("train:\n  rank: 4\n", "2:3", "train.rank: unknown key (did you mean adapter.rank or bench.rank?)"),
     ("train:\n  lr: 1\n", "2:3", "train.lr: unknown key (did you mean train.learning_rate?)"),
+    (
+        "train:\n  grpo:\n    rewards:\n      - math\n      - {reward: code, wieght: 1}\n",
+        "5:24",
+        "train.grpo.rewards.1.wieght: unknown key (did you mean weight?)",
+    ),
+    (
+        "weight: 1\n",
+        "1:1",
+        "weight: unknown key; known here: project, model, adapter, train, convert, serve, bench, eval",
+    ),
     ("trian: {}\n", "1:1", "trian: unknown key (did you mean train?)"),
     ("train: {adapter: {}}\n", "1:9", "train.adapter: unknown key (did you mean adapter at the top level?)"),
     ("model: {zzz: 1}\n", "1:9", "model.zzz: unknown key; known here: base, chat_template, residual_stream"),

@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from preft_cli.convert import workers
 from preft_cli.rl.problem import Problem
+from preft_cli.rl.rewards import code
 from preft_cli.rl.rewards.code import CodeArgs, CodeReward
 
 SQUARE = {"tests": ["assert f(2) == 4", "assert f(3) == 9"]}
@@ -40,6 +42,8 @@ def test_right_and_wrong_programs() -> None:
         "def f(x): return f(x)\n": 0.0,
         "import ctypes\nctypes.string_at(0)\n": 0.0,
         RIGHT + "import os\nos.closerange(3, 256)\n": 0.0,
+        "import sys\nsys.modules['__main__'].passes = lambda *a: True\nf = None\n": 0.0,
+        "import builtins\nbuiltins.exec = builtins.compile = lambda *a: None\nf = None\n": 0.0,
         RIGHT + "x = input()\n": 0.0,
         RIGHT + "\nif __name__ == '__main__':\n    input()\n": 1.0,
         "from __future__ import annotations\nfrom dataclasses import dataclass\n\n@dataclass\nclass A:\n    x: int\n\n"
@@ -54,7 +58,7 @@ def test_right_and_wrong_programs() -> None:
 def test_an_endless_loop_ends_in_time_and_leaves_nothing_running() -> None:
     begin = time.monotonic()
     loops = ["while True: pass\n", "import time\ntime.sleep(100)\n", "import signal\nsignal.pause()\n"]
-    assert run(*loops, timeout_s=1.5) == [0.0] * 3
+    assert run(*loops, timeout_s=0.5) == [0.0] * 3
     assert time.monotonic() - begin < 15
     if Path("/proc").is_dir():
         running = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/stat") if _mine(path)]
@@ -81,7 +85,7 @@ def test_a_program_starts_no_others_and_reaches_no_network_and_no_process() -> N
         "import os; os.kill(os.getppid(), 0)",
     ):
         assert run(refused.format(call)) == [1.0], call
-    assert run("import os\nwhile True:\n    try: os.fork()\n    except OSError: pass\n", timeout_s=1.5) == [0.0]
+    assert run("import os\nwhile True:\n    try: os.fork()\n    except OSError: pass\n", timeout_s=0.5) == [0.0]
 
 
 @CONFINED
@@ -113,6 +117,41 @@ def test_the_share_of_tests_that_pass() -> None:
     half = ("def f(x): return 4\n", "def f(x): return 9\n", "def f(x):\n    while x == 3: pass\n    return 4\n")
     assert run(*half, partial=True, timeout_s=1.5) == [0.5] * 3
     assert run(*half[:2]) == [0.0] * 2
+
+
+def test_waiting_for_a_core_is_no_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Computing is what counts, and no more programs run at once than there are cores for."""
+    assert run("import time\ntime.sleep(1.2)\n" + RIGHT, timeout_s=1) == [1.0]
+    begin = time.monotonic()
+    assert run("while True: pass\n" + RIGHT, timeout_s=1) == [0.0]
+    assert time.monotonic() - begin < 3.5, "ended by its computing, not by the clock"
+    running, most = [], list[int]()
+
+    def run_tests(*_: Any) -> int:
+        running.append(1)
+        most.append(len(running))
+        time.sleep(0.02)
+        running.pop()
+        return 2
+
+    monkeypatch.setattr(code, "run_tests", run_tests)
+    monkeypatch.setattr(os, "cpu_count", lambda: 16)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0}, raising=False)
+    assert run(*[RIGHT] * 8) == [1.0] * 8
+    assert max(most) == 1
+
+
+def test_the_share_of_a_container_counts_as_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
+    monkeypatch.setattr(workers, "CPU_MAX", tmp_path / "cpu.max")
+    for text, expected in (
+        ("max 100000\n", 16),
+        ("250000 100000\n", 2),
+        ("20000 100000\n", 1),
+        ("3200000 100000\n", 16),
+    ):
+        workers.CPU_MAX.write_text(text)
+        assert workers.cores() == expected
 
 
 def test_setups_and_beginnings_of_question_sets() -> None:

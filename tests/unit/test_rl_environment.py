@@ -91,7 +91,10 @@ def test_names_and_settings_that_are_wrong() -> None:
         ),
         ({"seed": 3}, f"{args}.seed: set project.seed instead"),
         ({"max_numbers": 1}, f"{args}: gcd refuses them: max_numbers must be >= min_numbers"),
-        ({"max_numbers": "x"}, f"{args}: gcd refuses them: '>=' not supported"),
+        ({"max_numbers": "x"}, f"{args}.max_numbers: expected a whole number (default: 2), found 'x'"),
+        ({"max_numbers": 2.5}, f"{args}.max_numbers: expected a whole number (default: 2), found 2.5"),
+        ({"min_numbers": None}, f"{args}.min_numbers: expected a whole number (default: 2), found nothing"),
+        ({"min_numbers": True}, f"{args}.min_numbers: expected a whole number (default: 2), found true"),
     ):
         assert refusal(environment_args=given).startswith(found)
     assert "rush_hour judges answers but has none of its own to show" in refusal(
@@ -174,3 +177,24 @@ def test_a_reward_without_its_environment() -> None:
     assert reward_problems(given, HERE) == [
         "train.grpo.rewards[0] (environment): train.grpo.environment is not set; it names what scores the answers"
     ]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs seccomp and Landlock")
+def test_an_answer_that_is_evaluated_writes_nothing_and_knows_no_secrets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The environment countdown hands answers to sympy, which evaluates them as Python."""
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    target = tmp_path / "canary"
+    [(reward, _)] = load_rewards(config("countdown"), HERE)
+    problem = load_problems(config("countdown", train_problems=1, eval_problems=1, worked_examples=0), HERE).train[0]
+    answers = [
+        str(problem.answer),
+        f"__import__('os').system('echo $HF_TOKEN > {target}')",
+        f"open({str(target)!r}, 'w').write('x')",
+        f"__import__('pathlib').Path({str(target)!r}).write_text(__import__('os').environ.get('HF_TOKEN', ''))",
+        str(problem.answer),
+    ]
+    scores = reward([problem] * len(answers), answers)
+    assert (scores[0], scores[-1]) == (1.0, 1.0)
+    assert list(tmp_path.iterdir()) == []

@@ -55,9 +55,10 @@ def test_every_series_of_a_run(rows: list[dict[str, Any]]) -> None:
         assert line(right if second else left, label) == recorded(rows, key), label
         assert left.get_ylabel()
         assert left.get_xlabel() == "step"
-    syncs, _ = panel(picture, "Weight sync")
+    syncs, speed = panel(picture, "Weight sync and speed of sampling")
+    assert line(speed, "sampling") == recorded(rows, "tokens_per_s")
     milliseconds = {step: 1000 * seconds for step, seconds in recorded(rows, "seconds_sync").items()}
-    assert line(syncs, "9.80 MB each") == pytest.approx(milliseconds)
+    assert line(syncs, "sync, 9.8 MB") == pytest.approx(milliseconds)
 
 
 def test_accuracies_have_their_intervals(rows: list[dict[str, Any]]) -> None:
@@ -93,7 +94,7 @@ def test_the_time_of_a_step_adds_up(rows: list[dict[str, Any]]) -> None:
 def test_runs_of_which_less_is_known(tmp_path: Path) -> None:
     metrics = Metrics(tmp_path / "metrics.jsonl")
     empty = picture_of_run(metrics.rows(), "nothing yet")
-    assert len(empty.axes) == 10, "eight panels, two of them with a second axis"
+    assert len(empty.axes) == 11, "eight panels, three of them with a second axis"
     unknown = dict.fromkeys(("kl", "clip_ratio", "entropy", "ratio_mean", "logprob_gap_mean", "logprob_gap_max"))
     metrics.train(**stats(1, **unknown, sync_bytes=0).row())
     metrics.train(**stats(2, entropy=float("nan"), logprob_gap_max=0.0).row())

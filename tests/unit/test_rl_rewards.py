@@ -20,6 +20,7 @@ from preft_cli.rl.rewards.load import load_rewards, reward_problems
 from preft_cli.rl.rewards.math import MathArgs, MathReward
 from preft_cli.rl.rewards.score import score
 from preft_cli.rl.rewards.verifiers import best_constant, check_verifiers, right_answers
+from tests.unit import mischief
 
 
 def config(*rewards: Any) -> PreftConfig:
@@ -95,6 +96,31 @@ def test_a_judge_that_dies_or_hangs_is_started_again() -> None:
         Judge("tests.unit.mischief:nothing").scores([1])
 
 
+def test_answers_that_cannot_be_judged_are_told_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
+    judge = Judge("tests.unit.mischief:judge", {"base": 1}, timeout_s=0.4)
+    assert judge.scores([1, "fail", "slow", "die", "fail"]) == [2.0, 0.0, 0.0, 0.0, 0.0]
+    told = "2 made the judge fail, 1 took too long, 1 ended the judging process; such as 'fail', which made the judge fail: "
+    assert f"{told}ValueError: fail\n" in capsys.readouterr().err
+    assert judge.scores(["fail"] * 8) == [0.0] * 8, "a judge that has judged is not broken"
+    assert capsys.readouterr().err == ""
+    judge.stop()
+    for name in ("fail", "die"):
+        judge = Judge("tests.unit.mischief:judge", {"base": 1}, timeout_s=0.4)
+        assert judge.scores([name] * 7) == [0.0] * 7, "few"
+        with pytest.raises(UserError, match=rf"not one of 8 answers could be judged .* such as '{name}', which "):
+            judge.scores([name] * 8)
+        judge.stop()
+    assert Judge("tests.unit.mischief:judge", {"base": 1}, timeout_s=0.05).scores(["slow"] * 8) == [0.0] * 8
+
+
+def test_what_a_judge_tells_is_not_unpickled_nor_taken_for_another_answer(tmp_path: Path) -> None:
+    judge = Judge("tests.unit.mischief:judge", {"base": 1}, timeout_s=0.4)
+    assert judge.scores([mischief.Pickled(str(tmp_path / "made")), 1]) == [0.0, 2.0]
+    assert list(tmp_path.iterdir()) == []
+    assert judge.scores(["ahead", 2, 3]) == [0.0, 3.0, 4.0]
+    judge.stop()
+
+
 def test_format_is_of_the_whole_answer(tmp_path: Path) -> None:
     [(reward, weight)] = load_rewards(
         config({"reward": "format", "weight": 0.2, "args": {"pattern": "<think>.*</think>.*"}}), tmp_path
@@ -137,6 +163,7 @@ def short(completions): return [1.0]
 def word(completions): return ["1"] * len(completions)
 def number(completions): return 1.0
 def fails(completions): return [1 / 0]
+def leaves(completions): raise SystemExit(0)
 def strange(completions, tokenizer): return []
 async def later(completions): return []
 class Called:
@@ -182,6 +209,9 @@ def test_a_function_by_dotted_path(own: Path) -> None:
         ("own_rewards:scaled", {}, "needs the argument by"),
         ("own_rewards:none", {"by": 7}, "args.by: own_rewards:none takes no such argument"),
         ("own_rewards:some", {"completions": 7}, "args.completions: "),
+        (":x", {}, "no name of a function; expected package.module:function"),
+        ("own_rewards:", {}, "expected package.module:function"),
+        ("own_rewards.py:texts:x", {}, "expected package.module:function"),
         ("own_rewardz:texts", {}, "there is no module own_rewardz: looked in "),
         ("broken_rewards:f", {}, "importing broken_rewards failed: ZeroDivisionError: division by zero ("),
         ("missing_rewards:f", {}, "importing missing_rewards failed: ModuleNotFoundError: No module named 'no_such"),
@@ -203,6 +233,7 @@ def test_functions_that_cannot_be_used(own: Path, name: str, args: dict[str, Any
             "fails",
             "the reward own_rewards:fails failed on answers to train.jsonl:1, train.jsonl:2: ZeroDivisionError: ",
         ),
+        ("leaves", "the reward own_rewards:leaves failed on answers to train.jsonl:1, train.jsonl:2: SystemExit: 0 ("),
     ],
 )
 def test_functions_that_return_what_they_should_not(own: Path, name: str, found: str) -> None:
@@ -230,6 +261,16 @@ def test_rewards_that_give_nothing_or_no_number() -> None:
             score(problems, ["a", "b"], [(Given(1.0, bad), 1)])
 
 
+def test_rewards_beyond_what_training_computes_with(own: Path) -> None:
+    for value, weight in ((1e308, 1.0), (-1e308, 100.0), (3.0, 1e38)):
+        with pytest.raises(
+            UserError, match=r"^train.jsonl:1: the rewards, given above all, add up to -?[\d.einf+]+ for 'b'; "
+        ):
+            score([problem()], ["b"], [(Given(1.0, name="a"), 1.0), (Given(value), weight)])
+    assert score([problem()], ["b"], [(Given(1e308), 0.0)]).total == [0.0]
+    assert call(own, "scaled", {"by": -(10**400)}) == [float("-inf")] * 2
+
+
 def test_a_verifier_that_never_fires(math_reward: MathReward) -> None:
     good, bad = [problem(str(n)) for n in range(4)], [problem("\\boxed{}", line) for line in range(9, 12)]
     rewards = [(math_reward, 1.0)]
@@ -249,6 +290,16 @@ def test_a_verifier_of_the_users_own_may_ask_for_another_form() -> None:
     (remark,) = check_verifiers([problem()], [(own, 1.0)])
     assert remark.startswith("the reward own:function gives less than 1 to 1 of 1")
     assert check_verifiers([problem()], [(Given(0.0, name="format"), 1.0)]) == []
+
+
+def test_a_verifier_that_does_not_apply_or_takes_its_time(capsys: pytest.CaptureFixture[str]) -> None:
+    (remark,) = check_verifiers([problem()], [(Given(*[None] * 4, name="own:function"), 1.0)])
+    assert remark.startswith("the reward own:function returns None, as if it did not apply, to 1 of 1 right answers")
+    assert remark.endswith("answer '18', reward None.")
+    some = Given(*[None] * 4, *[0.5] * 4, None, 1.0, None, None, name="own:function")
+    (remark,) = check_verifiers([problem()] * 3, [(some, 1.0)])
+    assert remark.startswith("the reward own:function gives less than 1, or None, to 2 of 3 right answers")
+    assert "checking the rewards on right answers" in capsys.readouterr().err
 
 
 def test_tests_that_their_own_solution_fails(tmp_path: Path) -> None:

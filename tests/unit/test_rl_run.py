@@ -12,7 +12,7 @@ import pytest
 from preft_cli.adapters.folder import load_trained
 from preft_cli.config.schema import PreftConfig
 from preft_cli.errors import UserError
-from preft_cli.rl import finish, session
+from preft_cli.rl import finish, session, upstream
 from preft_cli.rl.plan import grpo_problems
 from preft_cli.rl.prepare import prepare_rl
 from preft_cli.rl.reporter import RlReporter
@@ -73,7 +73,7 @@ def config(base: Path, **sections: Any) -> PreftConfig:
 def logged(folder: Path) -> list[tuple[Any, ...]]:
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     keys = ("step", "reward_mean", "loss", "learning_rate", "grad_norm", "length_mean", "logprob_gap_mean")
-    return [tuple(row[key] for key in keys) for row in rows if row["kind"] == "train"]
+    return [tuple(row.get(key) for key in keys) for row in rows if row["kind"] == "train"]
 
 
 def base_hash(run: RlSession) -> str:
@@ -120,7 +120,7 @@ def test_a_run_leaves_what_it_promises_and_the_base_as_it_was(
     assert summary.logprob_gap_max < 1e-4
     assert summary.shares is not None
     evaluated = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines() if '"eval"' in line]
-    assert [(row["step"], row["which"]) for row in evaluated][:2] == [(0, "base"), (2, "adapter")]
+    assert [(row["step"], row["which"]) for row in evaluated] == [(0, "base"), (2, "adapter"), (4, "adapter")]
 
 
 def test_stopping_and_resuming_changes_nothing(base: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,6 +140,51 @@ def test_stopping_and_resuming_changes_nothing(base: Path, root: Path, monkeypat
     longer = config(base, adapter={"name": "again"}, train={"max_steps": 6})
     with pytest.raises(UserError, match="other problems than there are now"):
         train(longer, root, resume=True)
+
+
+@pytest.mark.parametrize(("problems", "iterations"), [(3, 1), (8, 2)])
+def test_resuming_in_another_epoch_and_with_several_iterations(
+    base: Path, root: Path, monkeypatch: pytest.MonkeyPatch, problems: int, iterations: int
+) -> None:
+    """The order of an epoch does not depend on those before it; answers are used up before a run stops."""
+    rows = (root / "train.jsonl").read_text().splitlines()
+    (root / "train.jsonl").write_text("\n".join(rows[:problems]))
+    changed = {"train": {"max_steps": 6}, "grpo": {"num_iterations": iterations}, "eval": {"file": None}}
+    whole = train(config(base, **changed), root)
+    again = config(base, adapter={"name": "again"}, **changed)
+    with monkeypatch.context() as patch:
+        stop_after(patch, 3, interrupt, RlReporter)
+        with pytest.raises(UserError, match="stopped at step 4 of 6"):
+            train(again, root)
+    resumed = train(again, root, resume=True)
+    assert logged(root / "runs" / "again") == logged(root / "runs" / "tiny")
+    assert resumed.digest == whole.digest
+
+
+def test_what_was_learnt_is_kept_when_a_reward_fails(base: Path, root: Path) -> None:
+    lines = (
+        "calls = []",
+        "def late(completions, **_):",
+        "    calls.append(1)",
+        "    assert len(calls) < 4",
+        "    return [1.0] * len(completions)",
+    )
+    (root / "late_rewards.py").write_text("\n".join(lines))
+    late = config(base, grpo={"rewards": ["late_rewards:late"]}, eval={"file": None})
+    with pytest.raises(UserError, match=r"A checkpoint of step \d is saved; `preft train --resume`"):
+        train(late, root)
+    assert list((root / "runs" / "tiny" / "checkpoints").glob("checkpoint-*/trainer_state.json"))
+
+
+def test_another_trl_is_refused(base: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(upstream.TESTED, "_generate_single_turn", "another")
+    with pytest.raises(UserError, match=r"_generate_single_turn.*trl==1\.16"):
+        train(config(base), root)
+
+
+def test_too_few_problems_for_a_step(base: Path, root: Path) -> None:
+    with pytest.raises(UserError, match="there are 8 problems to train on, and a step takes 16"):
+        train(config(base, train={"batch_size": 64}), root)
 
 
 def test_a_reward_that_returns_none_stops_the_first_step(base: Path, root: Path) -> None:
@@ -165,6 +210,7 @@ def test_a_row_without_the_answer_is_named_before_a_model_is_loaded(
     [
         ({"grpo": {"num_generations": 1}}, "train.grpo.num_generations: 1"),
         ({"train": {"batch_size": 6}}, "train.batch_size: a step has 6 answers"),
+        ({"grpo": {"num_iterations": 2}, "train": {"save_every": 3}}, "train.save_every: 3 is in the middle"),
         ({"grpo": {"max_completion_length": 1024}}, "leaves no room for a prompt"),
         ({"train": {"packing": True}}, "train.packing: not with train.task: grpo"),
         ({"train": {"early_stopping": 3}}, "train.early_stopping: not with"),

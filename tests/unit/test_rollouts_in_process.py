@@ -137,7 +137,7 @@ def test_errors_of_the_engine_say_what_to_do(vllm: SimpleNamespace, error: Excep
         raise error
 
     llm.generate = fail
-    with pytest.raises(UserError, match=r"samples answers failed: no room\. Go on with preft train --resume"):
+    with pytest.raises(UserError, match=r"samples answers failed: no room\. If memory ran out, lower serve"):
         rollouts(llm).generate([[1]], 1, SAMPLING, seed=1)
 
 

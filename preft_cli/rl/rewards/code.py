@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated
@@ -10,6 +9,7 @@ from typing import Annotated
 from pydantic import Field
 
 from preft_cli.config.section import PositiveInt, Section
+from preft_cli.convert.workers import cores
 from preft_cli.rl.problem import Problem
 from preft_cli.rl.rewards.programs import code_tests, setup_of, whole_program
 from preft_cli.rl.rewards.sandbox import Limits, Program, run_tests
@@ -19,7 +19,9 @@ from preft_cli.rl.text import python_code
 class CodeArgs(Section):
     """Its settings."""
 
-    timeout_s: float = Field(5.0, gt=0, le=3600, description="Seconds of one answer, for all of its tests.")
+    timeout_s: float = Field(
+        5.0, gt=0, le=3600, description="Seconds of computing of one answer, for all of its tests."
+    )
     memory_mb: Annotated[PositiveInt, Field(ge=64)] = Field(1024, description="Memory of one answer.")
     partial: bool = Field(False, description="The share of tests that pass, instead of 1 for all of them and 0.")
 
@@ -35,7 +37,7 @@ class CodeReward:
 
     def __call__(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[float | None]:
         """See `Reward`; None where the problem has no tests. Programs run side by side, one a core."""
-        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        with ThreadPoolExecutor(cores()) as pool:
             return list(pool.map(self._score, problems, completions))
 
     def _score(self, problem: Problem, completion: str) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -47,7 +48,7 @@ class FunctionReward:
         }
         try:
             returned = self._function(**{key: given[key] for key in self._passed}, **self._args)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # sys.exit(0) would end the training as if all were well
             raise UserError(
                 f"the reward {self.name} failed on answers to {_rows(problems)}: {describe(error)}"
             ) from error
@@ -62,7 +63,7 @@ class FunctionReward:
                 raise UserError(
                     f"the reward {self.name} returned {_shown(value)} for an answer to {problem.where}; expected a number or None"
                 )
-        return [None if value is None else float(value) for value in returned]
+        return [None if value is None else _float(value) for value in returned]
 
 
 def load_function(name: str, root: Path) -> Callable[..., Any]:
@@ -72,6 +73,8 @@ def load_function(name: str, root: Path) -> Callable[..., Any]:
         UserError: there is none.
     """
     module_name, _, function_name = name.partition(":")
+    if not all(part.isidentifier() for part in (*module_name.split("."), function_name)):
+        raise UserError("no name of a function; expected package.module:function", 2)
     try:
         with _importable(root):
             module = import_module(module_name)
@@ -139,6 +142,14 @@ def _plain(problem: Problem) -> str | list[dict[str, str]]:
     if isinstance(problem.prompt, str):
         return problem.prompt
     return [{"role": message.role, "content": message.text} for message in problem.prompt]
+
+
+def _float(value: Any) -> float:
+    """Whole numbers beyond all floats are infinite, which `score` refuses with the row's name."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def _rows(problems: Sequence[Problem]) -> str:

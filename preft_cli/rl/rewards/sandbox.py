@@ -2,9 +2,11 @@
 
 Each program gets a process and an empty folder of its own, limits of time, memory, file sizes and open files, no
 environment variables and, on Linux, no network, no other processes or threads, and no writing outside of its folder
-(`sandboxed.py`). It can read what the user can read and is told from its tests by good manners alone: this keeps mistakes and
-clumsy cheats away from the machine and from the reward. It is no security boundary; where code may be hostile, train in a
-container.
+(`sandboxed.py`). It can read what the user can read, and tests run in its own process. So this keeps mistakes and clumsy cheats
+away from the machine and from the reward, but some ways to cheat remain: an object that says it equals everything
+(`__eq__`), built-in functions that the tests call and the program replaced, or a search through the frames and objects of the
+interpreter. Tests can compare types as well; look at what is rewarded. It is no security boundary either: where code may be
+hostile, train in a container.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 CHILD = Path(__file__).with_name("sandboxed.py")
+PATIENCE = 4
+"""A right program does not turn wrong where others keep the cores busy; one that sleeps has an end too."""
 MOST_OUTPUT = 1 << 20
 """Bytes that are read of what should be a few lines."""
 
@@ -31,6 +35,7 @@ class Limits(NamedTuple):
     """Of one program."""
 
     timeout_s: float
+    """Of computing, rounded up to whole seconds; by the clock it is `PATIENCE` times that."""
     memory: int
     """Bytes of addresses."""
     stop_at_failure: bool = True
@@ -59,7 +64,7 @@ def run_tests(program: Program, limits: Limits) -> int:
             process = subprocess.Popen(
                 [sys.executable, "-I", str(CHILD)],
                 cwd=folder,
-                env=_environment(folder),
+                env=bare_environment(folder),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -68,7 +73,7 @@ def run_tests(program: Program, limits: Limits) -> int:
             )
         finally:
             os.close(tell)
-        deadline = time.monotonic() + limits.timeout_s
+        deadline = time.monotonic() + PATIENCE * limits.timeout_s
         try:
             _give(process, job)
             output = _read(told, deadline)
@@ -79,7 +84,7 @@ def run_tests(program: Program, limits: Limits) -> int:
     return sum(f"{word} {index}" in lines for index in range(len(program.tests)))
 
 
-def _environment(folder: str) -> dict[str, str]:
+def bare_environment(folder: str) -> dict[str, str]:
     """Nothing of the user's, such as tokens; one thread for libraries that would start many."""
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     loader = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "SYSTEMROOT") if name in os.environ}

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from preft_cli.errors import UserError
 from preft_cli.rl.problem import Problem, Reward
 
+MOST = 1e18
+"""Of one answer: training computes in float32, up to 3.4e38, and with squares of rewards."""
+
 
 @dataclass(frozen=True)
 class Scores:
@@ -26,7 +29,7 @@ def score(problems: Sequence[Problem], completions: Sequence[str], rewards: Sequ
     """Judge `completions[i]`, an answer to `problems[i]`.
 
     Raises:
-        UserError: no reward applies to a problem, or one gives what is no finite number.
+        UserError: no reward applies to a problem, one gives what is no finite number, or they add up to too large a one.
     """
     columns = [_column(problems, completions, reward) for reward, _ in rewards]
     total, solved = [], []
@@ -39,11 +42,27 @@ def score(problems: Sequence[Problem], completions: Sequence[str], rewards: Sequ
                 f"{problem.where}: no reward applies to an answer to it: {names} returned None; add one that does, or leave "
                 "the row out"
             )
-        total.append(
-            sum(weight * value for (_, weight), value in zip(rewards, values, strict=True) if value is not None)
-        )
+        total.append(_sum(problem, completions[row], rewards, values))
         solved.append(first >= 1)
     return Scores(total, dict(zip(_names(rewards), columns, strict=True)), solved)
+
+
+def _sum(
+    problem: Problem, completion: str, rewards: Sequence[tuple[Reward, float]], values: Sequence[float | None]
+) -> float:
+    parts = [
+        (reward.name, weight * value)
+        for (reward, weight), value in zip(rewards, values, strict=True)
+        if value is not None
+    ]
+    total = sum(part for _, part in parts)
+    if not abs(total) <= MOST:
+        name = max(parts, key=lambda part: abs(part[1]))[0]
+        raise UserError(
+            f"{problem.where}: the rewards, {name} above all, add up to {total:g} for {completion[-200:]!r}; training computes "
+            f"with numbers up to {MOST:g}"
+        )
+    return total
 
 
 def _column(problems: Sequence[Problem], completions: Sequence[str], reward: Reward) -> list[float | None]:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from preft_cli.console import progress
 from preft_cli.errors import UserError
 from preft_cli.rl.problem import Problem, Problems, Reward
 
@@ -37,11 +38,12 @@ def check_verifiers(problems: Sequence[Problem], rewards: Sequence[tuple[Reward,
     known = [(problem, forms) for problem in problems if (forms := right_answers(problem, reward.name))][:TRIED]
     if not known:
         return []
-    best = _best(known, reward)
-    failed = [(*one, value) for one, value in zip(known, best, strict=True) if value < 1]
+    with progress("checking the rewards on right answers"):
+        best = _best(known, reward)
+    failed = [(*one, value) for one, value in zip(known, best, strict=True) if value is None or value < 1]
     if not failed:
         return []
-    text = _told(reward.name, len(failed), len(known), *failed[0])
+    text = _told(reward.name, len(known), failed)
     if len(failed) == len(known) and ":" not in reward.name:
         raise UserError(f"{text} No answer could ever be rewarded: check the answers and train.grpo.rewards.")
     return [text]
@@ -90,18 +92,24 @@ def _solved(problems: list[Problem], completions: list[str], reward: Reward) -> 
     return [value is not None and value >= 1 for value in reward(problems, completions)]
 
 
-def _best(known: list[tuple[Problem, list[str]]], reward: Reward) -> list[float]:
-    """Of each problem, what its best form gets; rewards that do not apply give nothing."""
+def _best(known: list[tuple[Problem, list[str]]], reward: Reward) -> list[float | None]:
+    """Of each problem, what its best form gets; None where the reward applies to none of them."""
     flat = [(problem, form) for problem, forms in known for form in forms]
     values = reward([problem for problem, _ in flat], [form for _, form in flat])
     given = iter(values)
-    return [max(value or 0.0 for value in [next(given) for _ in forms]) for _, forms in known]
+    by_problem = [[value for value in [next(given) for _ in forms] if value is not None] for _, forms in known]
+    return [max(values, default=None) for values in by_problem]
 
 
-def _told(name: str, failed: int, tried: int, problem: Problem, forms: list[str], value: float) -> str:
+def _told(name: str, tried: int, failed: list[tuple[Problem, list[str], float | None]]) -> str:
+    problem, forms, value = failed[0]
+    nothing = sum(value is None for *_, value in failed)
+    gives = "gives" if nothing < len(failed) else "returns None, as if it did not apply,"
+    less = " less than 1" if nothing == 0 else " less than 1, or None," if nothing < len(failed) else ""
     prompt: Any = problem.prompt
     question = prompt if isinstance(prompt, str) else prompt[-1].text
     return (
-        f"the reward {name} gives less than 1 to {failed} of {tried} right answers that the problems have themselves, such as "
-        f"{problem.where}: question …{question[-SHOWN:]!r}, answer {forms[0][-SHOWN:]!r}, reward {value:g}."
+        f"the reward {name} {gives}{less} to {len(failed)} of {tried} right answers that the problems have themselves, such as "
+        f"{problem.where}: question …{question[-SHOWN:]!r}, answer {forms[0][-SHOWN:]!r}, reward "
+        f"{'None' if value is None else f'{value:g}'}."
     )

@@ -94,8 +94,8 @@ class InProcessRollouts:
                 )
         except (VLLMError, ValueError, RuntimeError) as error:
             raise UserError(
-                f"{ENGINE} failed: {first_line(error)}. Go on with preft train --resume; if memory ran "
-                "out, lower serve.gpu_memory_utilization, serve.max_num_seqs or train.max_length first"
+                f"{ENGINE} failed: {first_line(error)}. If memory ran out, lower serve.gpu_memory_utilization, "
+                "serve.max_num_seqs or train.max_length"
             ) from error
         return [read_outputs(output.outputs, n) for output in outputs]
 

@@ -8,10 +8,11 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from dataclasses import fields
-from types import ModuleType
-from typing import Any
+from dataclasses import MISSING, Field, fields
+from types import ModuleType, NoneType
+from typing import Any, get_args
 
+from preft_cli.config.messages import shown
 from preft_cli.config.near import near_words
 from preft_cli.errors import UserError
 
@@ -65,10 +66,11 @@ def check_name(name: str, environments: dict[str, Any]) -> None:
 def check_args(name: str, args: dict[str, Any], config: type) -> None:
     """
     Raises:
-        UserError: the environment has no such setting.
+        UserError: the environment has no such setting, or it is of another kind.
     """
-    known = [field.name for field in fields(config) if field.name not in OURS]
-    for key in args:
+    settings = {field.name: field for field in fields(config)}
+    known = [name for name in settings if name not in OURS]
+    for key, value in args.items():
         where = f"train.grpo.environment_args.{key}"
         if key in OURS:
             raise UserError(f"{where}: set {OURS[key]} instead", 2)
@@ -76,6 +78,28 @@ def check_args(name: str, args: dict[str, Any], config: type) -> None:
             near = near_words(key, known)
             hint = f"did you mean {near}?" if near else f"expected one of {', '.join(known)}"
             raise UserError(f"{where}: {name} has no such setting; {hint}", 2)
+        if expected := _other_kind(value, settings[key]):
+            raise UserError(f"{where}: expected {expected}, found {shown(value)}", 2)
+
+
+def _other_kind(value: Any, setting: Field[Any]) -> str | None:
+    """What `setting` is, by its type and default, if `value` is not that. Few kinds: the others check themselves."""
+    default = setting.default if setting.default_factory is MISSING else setting.default_factory()
+    types = {setting.type, *get_args(setting.type)}
+    if value is None and (default is None or NoneType in types):
+        return None
+    hint = "" if default is None or default is MISSING else f" (default: {default})"
+    if isinstance(default, bool):
+        return None if isinstance(value, bool) else f"true or false{hint}"
+    if isinstance(default, int | float) or (default is None and types & {int, float}):
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        whole = int in types and not isinstance(default, float)
+        if number and (not whole or float(value).is_integer()):
+            return None
+        return f"{'a whole number' if whole else 'a number'}{hint}"
+    if isinstance(default, list | tuple):
+        return None if isinstance(value, list | tuple) else f"a list{hint}"
+    return None
 
 
 def has_package(name: str) -> bool:
