@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -12,11 +10,6 @@ from pydantic import ConfigDict, Field
 from preft_cli.bench.results import Record
 from preft_cli.rl.intervals import paired_difference, wilson
 from preft_cli.training.measure import ACCURACY, Measure, Measured
-
-
-def prompts_digest(prompts: Sequence[Sequence[int]]) -> str:
-    """Equal if and only if accuracies on these prompts (token ids) can be compared."""
-    return hashlib.sha256(json.dumps([list(ids) for ids in prompts]).encode()).hexdigest()
 
 
 class Accuracy(Record):
@@ -101,7 +94,7 @@ class HeldOutAccuracy(Measured):
         Args:
             base: of the base model.
             adapter: of the adapter.
-            digest: `prompts_digest` of the problems.
+            digest: of the problems (see `Asked.digest`).
             dropped: problems that were too long.
             constant: the best constant answer, and how many problems it solves.
         """

@@ -44,17 +44,6 @@ def picture_of_run(
     return made
 
 
-def plot_beside(runs: Curves, path: Path, title: str, looks: Mapping[str, Mapping[str, Any]] | None = None) -> None:
-    """Draw the curves of several runs to a PNG: rewards and held-out accuracies, a line a method, seeds as a band."""
-    made = figure(10, 4.6)
-    left, right = made.subplots(1, 2)
-    draw_rewards(left, runs, looks)
-    draw_accuracies(right, runs, looks)
-    left.legend(fontsize=9, frameon=False, loc="best")
-    made.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold", color=INK)
-    save(made, path)
-
-
 def draw_rewards(axes: Any, runs: Curves, looks: Mapping[str, Mapping[str, Any]] | None = None) -> None:
     """Rewards of the sampled answers by step, smoothed: single steps are noisy."""
     window = 1

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from preft_cli.rl.curve import LearningCurve, curve_of
-from preft_cli.rl.plot import draw_accuracies, draw_rewards, picture_of_run, plot_beside, plot_run, running_mean
+from preft_cli.rl.plot import draw_accuracies, draw_rewards, picture_of_run, plot_run, running_mean
 from preft_cli.training.metrics import Metrics
 from tests.unit.rl_runs import held_out, stats, write_run
 
@@ -102,7 +102,7 @@ def test_runs_of_which_less_is_known(tmp_path: Path) -> None:
     assert (tmp_path / "some.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_runs_beside_each_other(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
+def test_runs_beside_each_other() -> None:
     from matplotlib.figure import Figure
 
     def curve(low: float, steps: int = 3) -> LearningCurve:
@@ -120,8 +120,6 @@ def test_runs_beside_each_other(tmp_path: Path, rows: list[dict[str, Any]]) -> N
     band = left.collections[0].get_paths()[0].vertices[:, 1]
     assert (min(band), max(band)) == (pytest.approx(0.2), pytest.approx(0.8)), "the range of the seeds"
     assert left.get_lines()[0].get_color() != left.get_lines()[1].get_color()
-    plot_beside(runs | {"lora": [curve_of(rows)]}, tmp_path / "beside.png", "gcd")
-    assert (tmp_path / "beside.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_smoothing_and_curves(rows: list[dict[str, Any]]) -> None:

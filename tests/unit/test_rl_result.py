@@ -10,7 +10,7 @@ import pytest
 
 from preft_cli.config.schema import PreftConfig
 from preft_cli.errors import UserError
-from preft_cli.rl.accuracy import Accuracy, HeldOutAccuracy, prompts_digest
+from preft_cli.rl.accuracy import Accuracy, HeldOutAccuracy
 from preft_cli.rl.intervals import paired_difference, wilson
 from preft_cli.rl.report import print_result
 from preft_cli.rl.result import RlResult, parse_result
@@ -73,7 +73,6 @@ def test_pairs_count_problem_by_problem() -> None:
     )
     with pytest.raises(ValueError, match="longer"):
         HeldOutAccuracy.of(base, adapter[1:], digest="x")
-    assert prompts_digest([[1, 2], [3]]) == prompts_digest([(1, 2), (3,)]) != prompts_digest([[1], [2, 3]])
 
 
 def test_the_summary_of_the_steps(tmp_path: Path) -> None:
