@@ -19,8 +19,8 @@ from preft_cli.methods.adapted import AdaptedModel
 from preft_cli.rl.rollout import Sampling
 from preft_cli.training.arrange import arrange
 from preft_cli.training.collate import Collator
-from preft_cli.training.objective import LabelPositions
-from preft_cli.training.packed import IGNORE, attention_mask, ordered
+from preft_cli.training.objective import LabelLogits
+from preft_cli.training.packed import ordered
 
 
 class Scored(NamedTuple):
@@ -39,8 +39,7 @@ class Scorer:
         self._adapted = adapted
         self._collate = collate
         self._sampling = sampling
-        self._head = LabelPositions()
-        self._head.attach(adapted.model.get_output_embeddings())
+        self._label_logits = LabelLogits(adapted)
 
     def __call__(self, rows: Sequence[Row], model: Any = None, *, entropy: bool = False) -> Scored:
         """Of the completions of `rows`; `model` is the model as the trainer wraps it, if it does."""
@@ -48,17 +47,7 @@ class Scorer:
         sequences = self._sequences(rows)
         device = self._adapted.model.device
         batch = {name: tensor.to(device) for name, tensor in self._collate(sequences).items()}
-        self._adapted.mask.set(batch["prompt_mask"])
-        sequence_N, column_N = (batch["labels"] != IGNORE).nonzero(as_tuple=True)
-        tokens_N = batch["labels"][sequence_N, column_N]
-        self._head.select(sequence_N, batch["predicted_by"][sequence_N, column_N])
-        seen_until = batch.get("seen_until")
-        logits_NV = (model or self._adapted.model)(
-            input_ids=batch["input_ids"],
-            attention_mask=batch["attention_mask"] if seen_until is None else attention_mask(seen_until),
-            position_ids=batch["position_ids"],
-            use_cache=False,
-        ).logits[0]
+        logits_NV, tokens_N = self._label_logits(batch, model)
         return self._spread(rows, sequences, *score(logits_NV, tokens_N, self._sampling, entropy=entropy))
 
     def _sequences(self, rows: list[Row]) -> list[list[Row]]:

@@ -43,7 +43,7 @@ def train_rl(
 
 def _run(session: RlSession, checkpoint: Path | None) -> RlResult:
     from preft_cli.rl.finish import finish
-    from preft_cli.training.interrupt import InterruptedRunError
+    from preft_cli.training.interrupt import InterruptedRunError, stopped
     from preft_cli.training.trainer import NonFiniteError
 
     session.measure_base()
@@ -52,10 +52,7 @@ def _run(session: RlSession, checkpoint: Path | None) -> RlResult:
     except NonFiniteError as error:
         raise UserError(_keep_last_good(session, error)) from error
     except InterruptedRunError as stop:
-        raise UserError(
-            f"stopped {stop}; a checkpoint is saved in {session.folder.checkpoints}. "
-            "`preft train --resume` continues from there."
-        ) from stop
+        raise stopped(stop, session.folder.checkpoints) from stop
     except UserError as error:  # of the engine, or of a reward
         if step := session.checkpoint():
             raise UserError(

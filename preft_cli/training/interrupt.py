@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import signal
 import threading
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
 from preft_cli.console import say
+from preft_cli.errors import UserError
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class InterruptedRunError(Exception):
     """Ctrl-C ended the run early; a checkpoint has been saved."""
+
+
+def stopped(stop: InterruptedRunError, checkpoints: Path) -> UserError:
+    """What people are told of it."""
+    return UserError(
+        f"stopped {stop}; a checkpoint is saved in {checkpoints}. `preft train --resume` continues from there."
+    )
 
 
 class InterruptRequest:

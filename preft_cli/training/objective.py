@@ -21,15 +21,31 @@ class LossSum(NamedTuple):
 
 
 class Objective:
-    """Binds the loss to one adapted model: its prompt mask is that of the batch, and its LM head sees labels alone."""
+    """Binds the loss to one adapted model."""
+
+    def __init__(self, adapted: AdaptedModel) -> None:
+        self._label_logits = LabelLogits(adapted)
+
+    def __call__(self, batch: dict[str, Tensor], model: Any = None) -> LossSum:
+        """The loss of one batch of `Collator`. `model` is the model as the trainer wraps it, if it does."""
+        logits_NV, targets_N = self._label_logits(batch, model)
+        total = F.cross_entropy(logits_NV.float(), targets_N, reduction="sum")
+        return LossSum(total, targets_N.numel())
+
+
+class LabelLogits:
+    """The forward pass of one adapted model: its prompt mask is that of the batch, and its LM head sees labels alone."""
 
     def __init__(self, adapted: AdaptedModel) -> None:
         self._adapted = adapted
         self._head = LabelPositions()
         self._head.attach(adapted.model.get_output_embeddings())
 
-    def __call__(self, batch: dict[str, Tensor], model: Any = None) -> LossSum:
-        """The loss of one batch of `Collator`. `model` is the model as the trainer wraps it, if it does."""
+    def __call__(self, batch: dict[str, Tensor], model: Any = None) -> tuple[Tensor, Tensor]:
+        """Logits `[N, vocabulary]` that predict the labels of one batch of `Collator`, and the labels `[N]`.
+
+        In the order of the sequences, and of the columns in each. `model` is the model as the trainer wraps it, if it does.
+        """
         self._adapted.mask.set(batch["prompt_mask"])
         sequence_N, column_N = (batch["labels"] != IGNORE).nonzero(as_tuple=True)
         targets_N = batch["labels"][sequence_N, column_N]
@@ -42,8 +58,7 @@ class Objective:
             position_ids=batch["position_ids"],
             use_cache=False,
         ).logits
-        total = F.cross_entropy(logits_1NV[0].float(), targets_N, reduction="sum")
-        return LossSum(total, targets_N.numel())
+        return logits_1NV[0], targets_N
 
 
 class LabelPositions:

@@ -95,7 +95,7 @@ def _train(
 
 def _run(session: Session, checkpoint: Path | None) -> TrainResult:
     from preft_cli.training.finish import finish
-    from preft_cli.training.interrupt import InterruptedRunError
+    from preft_cli.training.interrupt import InterruptedRunError, stopped
     from preft_cli.training.trainer import NonFiniteError
 
     session.metrics.rewind(int(checkpoint.name.rpartition("-")[2]) if checkpoint else 0)
@@ -105,10 +105,7 @@ def _run(session: Session, checkpoint: Path | None) -> TrainResult:
     except NonFiniteError as error:
         raise UserError(_keep_last_good(session, error)) from error
     except InterruptedRunError as stop:
-        raise UserError(
-            f"stopped {stop}; a checkpoint is saved in {session.folder.checkpoints}. "
-            "`preft train --resume` continues from there."
-        ) from stop
+        raise stopped(stop, session.folder.checkpoints) from stop
     return finish(session)
 
 
