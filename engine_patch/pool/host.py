@@ -15,6 +15,7 @@ from engine_patch.errors import PreftError
 from engine_patch.pool.arena import Arena
 from engine_patch.pool.counters import TierCounters
 from engine_patch.pool.cuda import Event
+from engine_patch.pool.pinned import host_buffer, pin_memory, unpin_memory
 from engine_patch.pool.share import Share, Sharer
 from engine_patch.ref import AdapterRef
 from engine_patch.store.file import check_layout, read_header
@@ -50,7 +51,7 @@ class HostTier:
 
     def __init__(self, num_bytes: int, sharer: Sharer, device: torch.device) -> None:
         self._arena = Arena(num_bytes // PAGE_BYTES)
-        self._buffer = torch.empty(self._arena.num_pages * PAGE_BYTES, dtype=torch.uint8)
+        self._buffer = host_buffer(self._arena.num_pages * PAGE_BYTES, device)
         self._sharer = sharer
         self._loaders = ThreadPoolExecutor(LOADERS, "preft-load")
         self._pinning: Future[None] | None = None
@@ -189,24 +190,3 @@ def _result(done: Future[T], ref: AdapterRef) -> T:
         raise
     except Exception as error:
         raise PreftError(f"{ref.path} cannot be loaded: {type(error).__name__}: {error}") from error
-
-
-def pin_memory(buffer: torch.Tensor, device: int) -> None:
-    """Lock `buffer` into memory as it is, for a device. PyTorch's own allocator would round its size up to a power of two.
-
-    Raises:
-        PreftError: the system does not allow so much.
-    """
-    torch.cuda.set_device(device)  # of this thread
-    error = torch.cuda.cudart().cudaHostRegister(buffer.data_ptr(), buffer.numel(), 0)  # type: ignore[no-untyped-call]
-    if int(error) != 0:
-        raise PreftError(
-            f"{buffer.numel() / 1e9:.1f} GB of host memory cannot be pinned (CUDA error {int(error)}); lower serve.host_pool"
-        )
-
-
-def unpin_memory(address: int, pinning: Future[None]) -> None:
-    """Undo `pin_memory` for the buffer at `address`, which may be under way, or have failed."""
-    if pinning.cancel() or pinning.exception() is not None:
-        return
-    torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]

@@ -66,17 +66,16 @@ def preft(method: str = "lorap", *, share: bool = True, packing: bool = False) -
         adapted = AdaptedModel(setting.load(), config.adapter, {"lora": setting.targets})
         arguments = training_arguments(config, folder, setting.precision)
         arguments.save_strategy = "no"
-        return PromptTrainer(
+        trainer = PromptTrainer(
             objective=Objective(adapted),
-            save_weights=lambda _: None,
-            load_weights=lambda _: None,
-            evaluate=lambda: False,
             share_prompts=share and not packing,
             model=adapted.model,
             args=arguments,
             data_collator=Collator(share_prompts=share, pair_cost=pair_cost(setting.base.hf_config)),
             train_dataset=pack_all(rows, setting.limit, share=share, seed=0) if packing else rows,
         )
+        trainer.keep_by(lambda _: None, lambda _: None, lambda: False)
+        return trainer
 
     return build
 
