@@ -40,7 +40,9 @@ class LoraLayers(Attached):
             task_type="CAUSAL_LM",
         )
         self.model = get_peft_model(model, lora, autocast_adapter_dtype=True)
-        for layer in self._layers().values():
+        # Looked for once: a walk over all modules takes longer than the sync of weights that asks for them after each step.
+        self._layers = _layers_of(self.model)
+        for layer in self._layers.values():
             _leave_to_autocast(layer)
 
     def mask(self, mask: PromptMask) -> None:
@@ -53,7 +55,7 @@ class LoraLayers(Attached):
         def hide(module: nn.Module, args: tuple[Any, ...], shrunk_BTR: Tensor) -> Tensor:
             return mask.hide(shrunk_BTR)
 
-        layers = [layer.lora_A[_ADAPTER] for layer in self._layers().values()]
+        layers = [layer.lora_A[_ADAPTER] for layer in self._layers.values()]
         if not layers or not all(isinstance(layer, nn.Linear) for layer in layers):
             raise ValueError("the model has no lora_A linear layer to put the prompt mask behind")
         for layer in layers:
@@ -70,16 +72,17 @@ class LoraLayers(Attached):
                 b=layer.lora_B[_ADAPTER].weight.detach(),
                 scaling=float(layer.scaling[_ADAPTER]),
             )
-            for name, layer in self._layers().items()
+            for name, layer in self._layers.items()
         }
 
-    def _layers(self) -> dict[str, Any]:
-        """PEFT's layers by the plain names of what they wrap."""
-        return {
-            name: layer
-            for name, layer in self.model.get_base_model().named_modules()
-            if hasattr(layer, "lora_A") and _ADAPTER in layer.lora_A
-        }
+
+def _layers_of(model: Any) -> dict[str, Any]:
+    """PEFT's layers by the plain names of what they wrap."""
+    return {
+        name: layer
+        for name, layer in model.get_base_model().named_modules()
+        if hasattr(layer, "lora_A") and _ADAPTER in layer.lora_A
+    }
 
 
 def _leave_to_autocast(layer: Any) -> None:

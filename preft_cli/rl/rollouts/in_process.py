@@ -22,6 +22,8 @@ from preft_cli.rl.rollouts.seeds import prompt_seed
 from preft_cli.training.foundation import Foundation
 
 ENGINE = "the engine that samples answers"
+START_ERRORS = (ValueError, RuntimeError, TypeError, OSError, AssertionError)
+"""What vLLM raises beside its own; the last one where the GPU's free memory grew while it measured that."""
 
 
 class InProcessRollouts:
@@ -61,11 +63,12 @@ class InProcessRollouts:
                 )
             except BaseException as error:
                 self.stop()
-                if not isinstance(error, (PreftError, VLLMError, ValueError, RuntimeError, TypeError, OSError)):
+                if not isinstance(error, START_ERRORS + (PreftError, VLLMError)):
                     raise
                 raise UserError(
                     f"{ENGINE} did not start: {first_line(error)}. Its settings are those of serve and serve.vllm_args; "
-                    "serve.gpu_memory_utilization is its share of the GPU"
+                    "serve.gpu_memory_utilization is its share of the GPU. Beside other programs that take and free GPU "
+                    "memory set serve.vllm_args.kv-cache-memory-bytes too: then it does not measure what is free"
                 ) from error
 
     def sync(self, pairs: Mapping[str, LowRankPair]) -> Synced:

@@ -62,7 +62,7 @@ def _accuracies(
     if swept.constant:
         answer = swept.constant.answer[:20]
         _line(axes, swept.constant.accuracy.value, f"always {answer!r}: {swept.constant.accuracy.value:.1%}", ":")
-    axes.set_xticks(range(len(drawn)), [label.replace(", ", "\n") for label in drawn])
+    axes.set_xticks(range(len(drawn)), [label.replace(", ", "\n").replace(" ", "\n") for label in drawn])
     axes.set_xlim(-0.6, len(drawn) - 0.4)
     axes.set_ylim(bottom=0)
     axes.set_ylabel(swept.measured.unit, fontsize=9.5)
