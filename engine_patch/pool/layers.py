@@ -16,8 +16,8 @@ from engine_patch.base_model import BaseFingerprint
 from engine_patch.pool.limits import Sizes
 from engine_patch.pool.streams import ResidualStream, hook_streams
 
-Index = torch.Tensor | None
-"""Positions that a share takes of a dimension, int64 `[share]`; None: all."""
+Part = slice | torch.Tensor | None
+"""Positions that a share takes of a dimension: a run of them, or int64 `[share]`; None: all."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,20 +28,20 @@ class Slice:
     in_features: int
     out_features: int
     """As on one device."""
-    columns: Index
+    columns: Part
     """Input features that this worker computes."""
-    rows: Index
+    rows: Part
     """Output features that this worker computes."""
 
     @property
     def local_in(self) -> int:
         """Input features on this worker."""
-        return self.in_features if self.columns is None else len(self.columns)
+        return size_of(self.columns, self.in_features)
 
     @property
     def local_out(self) -> int:
         """Output features on this worker."""
-        return self.out_features if self.rows is None else len(self.rows)
+        return size_of(self.rows, self.out_features)
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +119,7 @@ def part_shapes(base: Any, num_parts: int) -> list[tuple[int, int]]:
     return [(base.input_size, size) for size in sizes]
 
 
-def part_shares(layer: Any, shapes: list[tuple[int, int]]) -> list[tuple[Index, Index]]:
+def part_shares(layer: Any, shapes: list[tuple[int, int]]) -> list[tuple[Part, Part]]:
     """Which columns of A and rows of B this worker takes of each part: what vLLM's slicing leaves of the numbers 0, 1, ..."""
     if layer.tp_size == 1:
         return [(None, None)] * len(shapes)
@@ -131,8 +131,25 @@ def part_shares(layer: Any, shapes: list[tuple[int, int]]) -> list[tuple[Index, 
         a, b = layer.slice_lora_a(a), layer.slice_lora_b(b)
     return [
         (
-            None if left.shape[1] == shape[0] else left[0].clone(),
-            None if right.shape[0] == shape[1] else right[:, 0].clone(),
+            None if left.shape[1] == shape[0] else run_of(left[0]),
+            None if right.shape[0] == shape[1] else run_of(right[:, 0]),
         )
         for left, right, shape in zip(a, b, shapes, strict=True)
     ]
+
+
+def run_of(numbers: torch.Tensor) -> slice | torch.Tensor:
+    """The numbers, as a slice if they follow each other: to cut out a slice takes a small part of the time.
+
+    They do not where one weight holds several, such as Phi-3's gate and up.
+    """
+    first, size = int(numbers[0]), len(numbers)
+    follow = torch.equal(numbers, torch.arange(first, first + size, device=numbers.device))
+    return slice(first, first + size) if follow else numbers.clone()
+
+
+def size_of(part: Part, whole: int) -> int:
+    """Features of a part; None is the whole."""
+    if isinstance(part, slice):
+        return int(part.stop - part.start)
+    return whole if part is None else len(part)

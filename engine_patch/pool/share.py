@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +18,9 @@ from engine_patch.store.file import Each, read_pages
 from engine_patch.store.format import Group, Header, layout_of
 from engine_patch.store.layout import PAGE_BYTES, PageLayout
 from engine_patch.store.pages import views
+
+SCRATCH_KEPT = 256 << 20
+"""Bytes that each loading thread keeps to read files into which a share is cut out of."""
 
 KINDS_REMEMBERED = 256
 """Kinds of adapters whose shares are shared; then it begins anew. A store mostly has one kind for each rank."""
@@ -56,6 +60,7 @@ class Sharer:
         self.limits = limits
         self._slices, self._dtype = layers.slices, dtype
         self._made: dict[tuple[tuple[Group, ...], str], Share] = {}
+        self._threads = threading.local()
 
     def share(self, header: Header) -> Share:
         """The share of the adapter that `header` describes, which must fit (see `Limits.check`)."""
@@ -79,9 +84,9 @@ class Sharer:
         if share.plain:
             read_pages(path, header, memoryview(into.numpy()), each)  # type: ignore[arg-type]
             return
-        data = bytearray(header.num_bytes)
-        read_pages(path, header, memoryview(data), each)
-        whole = torch.frombuffer(data, dtype=DTYPES[header.dtype])
+        data = self._scratch(header.num_bytes)
+        read_pages(path, header, memoryview(data.numpy()), each)  # type: ignore[arg-type]
+        whole = data.view(DTYPES[header.dtype])
         mine = into.view(self._dtype)
         for name, block in layout_of(header.groups, DTYPES[header.dtype].itemsize).blocks.items():
             part = self._slices[name]
@@ -90,6 +95,15 @@ class Sharer:
             to.b.copy_(source.b if part.rows is None else source.b[:, part.rows])
             if to.bias is not None and source.bias is not None:
                 to.bias.copy_(source.bias)
+
+    def _scratch(self, num_bytes: int) -> torch.Tensor:
+        """Memory of this thread, uint8 `[num_bytes]`, used again: new pages cost more time than what is read into them."""
+        held: torch.Tensor | None = getattr(self._threads, "scratch", None)
+        if held is None or len(held) < num_bytes:
+            held = torch.empty(num_bytes, dtype=torch.uint8)
+            if num_bytes <= SCRATCH_KEPT:
+                self._threads.scratch = held
+        return held[:num_bytes]
 
 
 def table_rows(layout: PageLayout, slices: dict[str, Slice]) -> torch.Tensor:

@@ -13,7 +13,8 @@ import torch
 from engine_patch.adapter import Adapter, LowRankPair
 from engine_patch.base_model import BaseFingerprint
 from engine_patch.errors import PreftError
-from engine_patch.pool.layers import EngineLayers, part_shares
+from engine_patch.pool import share as share_module
+from engine_patch.pool.layers import EngineLayers, Slice, part_shares
 from engine_patch.pool.limits import Limits, with_room_ahead
 from engine_patch.pool.share import Sharer, table_rows
 from engine_patch.store.file import encode, read_header, write_adapter
@@ -152,23 +153,39 @@ class Rows:
         return b
 
 
+class Merged(Rows):
+    """A layer on rank 1 of 2 whose one B holds two."""
+
+    def slice_lora_a(self, a: torch.Tensor) -> torch.Tensor:
+        return a
+
+    def slice_lora_b(self, b: torch.Tensor) -> torch.Tensor:
+        return torch.cat([b[2:4], b[6:8]])
+
+
 def test_a_share_is_what_vllms_slicing_leaves() -> None:
     columns = part_shares(Columns(), [(4, 8), (4, 2), (4, 2)])
-    assert [None if rows is None else rows.tolist() for _, rows in columns] == [[4, 5, 6, 7], None, None]
+    assert [rows for _, rows in columns] == [slice(4, 8), None, None]
     assert all(features is None for features, _ in columns)
     ((features, rows),) = part_shares(Rows(), [(6, 4)])
-    assert features is not None
-    assert (features.tolist(), rows) == ([3, 4, 5], None)
+    assert (features, rows) == (slice(3, 6), None)
+    ((features, rows),) = part_shares(Merged(), [(6, 8)])
+    assert features is None
+    assert isinstance(rows, torch.Tensor)
+    assert rows.tolist() == [2, 3, 6, 7]
+    assert Slice("model.layers.0.mlp.gate_up_proj", 6, 8, features, rows).local_out == 4
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_worker_loads_its_share_of_every_module(tmp_path: Path, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("kept", [0, 1 << 20], ids=["too large to keep", "kept"])
+def test_a_worker_loads_its_share_of_every_module(
+    tmp_path: Path, dtype: torch.dtype, kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two ranks of a row-parallel and a column-parallel layer: together they hold the whole, each its own part.
 
     The residual stream is on both: so are interventions.
     """
-    from engine_patch.pool.layers import Slice
-
+    monkeypatch.setattr(share_module, "SCRATCH_KEPT", kept)
     torch.manual_seed(0)
     made = Adapter(
         "lorap+direftp",
@@ -182,8 +199,10 @@ def test_a_worker_loads_its_share_of_every_module(tmp_path: Path, dtype: torch.d
     path = tmp_path / "a.preft"
     write_adapter(path, made)
     found = read_header(path)
+    before = tmp_path / "before.preft"
+    other = write_adapter(before, dataclasses.replace(made, pairs={n: p.map(torch.neg) for n, p in made.pairs.items()}))
     for rank in (0, 1):
-        half = torch.arange(3) + 3 * rank
+        half = slice(3 * rank, 3 * rank + 3)
         parts = [
             Slice("model.layers.0.self_attn.o_proj", 6, 4, half, None),
             Slice("model.layers.0.mlp.up_proj", 4, 8, None, torch.arange(4) + 4 * rank),
@@ -197,6 +216,8 @@ def test_a_worker_loads_its_share_of_every_module(tmp_path: Path, dtype: torch.d
         share = sharer.share(found)
         assert not share.plain
         into = torch.zeros(share.num_bytes, dtype=torch.uint8)
+        # What this thread has read before lies where the file is read to now.
+        sharer.load(before, other, torch.zeros(sharer.share(other).num_bytes, dtype=torch.uint8), map)
         sharer.load(path, found, into, map)
         found_in = {name: views(into.view(dtype), block) for name, block in share.layout.blocks.items()}
         w1, w2, bias = found_in["model.layers.0.residual"]

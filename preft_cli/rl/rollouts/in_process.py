@@ -63,7 +63,7 @@ class InProcessRollouts:
                 )
             except BaseException as error:
                 self.stop()
-                if not isinstance(error, START_ERRORS + (PreftError, VLLMError)):
+                if not isinstance(error, (*START_ERRORS, PreftError, VLLMError)):
                     raise
                 raise UserError(
                     f"{ENGINE} did not start: {first_line(error)}. Its settings are those of serve and serve.vllm_args; "
