@@ -56,7 +56,7 @@ class HostTier:
         self._loaders = ThreadPoolExecutor(LOADERS, "preft-load")
         self._pinning: Future[None] | None = None
         if device.type == "cuda":
-            # In a thread: it takes half a second for each GB, in which the engine compiles its model.
+            # In a thread: it takes a fifth of a second for each GB, in which the engine compiles its model.
             pinning = self._loaders.submit(pin_memory, self._buffer, torch.cuda.current_device())
             # Else the address stays registered, and whoever gets the memory next cannot pin it.
             weakref.finalize(self, unpin_memory, self._buffer.data_ptr(), pinning).atexit = False

@@ -9,7 +9,7 @@ from typing import Any
 
 from preft_cli.config.schema import PreftConfig
 from preft_cli.console import progress
-from preft_cli.data.read import read_data
+from preft_cli.data.read import is_hub_id, read_data
 from preft_cli.data.template import ChatTemplate, load_template
 from preft_cli.data.tokenise import TokenisedRows, tokenise
 from preft_cli.data.turn import Turn
@@ -26,6 +26,13 @@ class DataFile:
     file: Path
     root: Path
     split: str | None = None
+
+    @property
+    def source(self) -> tuple[Path, str | None]:
+        """What is read: a data set of the Hub has several splits, a file has none."""
+        if is_hub_id(self.file, self.root):
+            return self.file, self.split
+        return (self.root / self.file).resolve(), None
 
     def read(self) -> list[Turn]:
         """Every assistant turn of it.
@@ -46,6 +53,16 @@ def data_files(config: PreftConfig, root: Path) -> dict[str, DataFile]:
     }
     splits = {"train.file": train.split, "eval.file": config.eval.split}
     return {key: DataFile(key, file, root, splits.get(key)) for key, file in named.items() if file}
+
+
+def trained_on(files: Mapping[str, DataFile]) -> list[str]:
+    """What is wrong with files to evaluate on that are the one to train on: they cannot tell how good an adapter is on others."""
+    train = files["train.file"].source
+    return [
+        f"{key}: {file.file} is train.file too; evaluate on rows that are not trained on"
+        for key, file in files.items()
+        if key != "train.file" and file.source == train
+    ]
 
 
 @dataclass(frozen=True)

@@ -58,12 +58,14 @@ def prepare_rl(config: PreftConfig, root: Path) -> PreparedRl:
     check_machine(config)
     rewards = load_rewards(config, root)
     problems = load_problems(config, root)
-    remarks = [*problems.remarks, *check_verifiers(problems.train, rewards)]
+    doubts = check_verifiers(problems.train, rewards)
     foundation, tokens = lay_foundation(config, root)
     train = ask(problems.train, tokens, config, "train")
     held_out = ask(problems.held_out, tokens, config, "held-out") if problems.held_out else None
-    for remark in remarks:
+    for remark in problems.remarks:
         say(remark)
+    for doubt in doubts:
+        warn(doubt)
     if unread := [f"train.{key}" for key in UNREAD if key in config.train.model_fields_set]:
         say(f"{', '.join(unread)}: nothing that train.task: grpo does reads this")
     groups = config.train.batch_size * config.train.gradient_accumulation_steps // config.train.grpo.num_generations

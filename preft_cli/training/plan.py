@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from preft_cli.config.schema import PreftConfig
-from preft_cli.data.load import data_files
+from preft_cli.data.load import data_files, trained_on
 from preft_cli.data.read import is_hub_id
 from preft_cli.errors import UserError
 from preft_cli.training import processes
@@ -87,8 +87,9 @@ def _counts(config: PreftConfig, root: Path) -> tuple[dict[str, int], list[str]]
 
         return count_problems(config, root)
     counts: dict[str, int] = {}
-    problems: list[str] = []
-    for setting, file in data_files(config, root).items():
+    files = data_files(config, root)
+    problems = trained_on(files)
+    for setting, file in files.items():
         try:
             counts[setting] = len(file.read())
         except UserError as error:

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from preft_cli.config.schema import PreftConfig
 from preft_cli.console import say
-from preft_cli.data.load import data_files, tokenise_files
+from preft_cli.data.load import data_files, tokenise_files, trained_on
 from preft_cli.data.tokenise import TokenisedRows
 from preft_cli.data.turn import Row
+from preft_cli.errors import UserError
 from preft_cli.training.apart import Apart
 from preft_cli.training.arrange import pack_all
 from preft_cli.training.foundation import Foundation, check_machine, lay_foundation, settings_of
@@ -33,7 +34,10 @@ def prepare(config: PreftConfig, root: Path) -> Prepared:
         UserError: anything that would fail later.
     """
     check_machine(config)
-    turns = {setting: file.read() for setting, file in data_files(config, root).items()}
+    files = data_files(config, root)
+    if problems := trained_on(files):
+        raise UserError("\n".join(problems), exit_code=2)
+    turns = {setting: file.read() for setting, file in files.items()}
     foundation, tokens = lay_foundation(config, root)
     rows = tokenise_files(turns, tokens)
     for setting, found in rows.items():

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from engine_patch.errors import PreftError
-from engine_patch.pool import host
+from engine_patch.pool import host, pinned
 from tests.unit.pools import random_adapter, tiers, write
 
 PAGES = 4
@@ -39,6 +39,57 @@ def made(monkeypatch: pytest.MonkeyPatch, unpinned: list[int]) -> Iterator[Any]:
 
     yield make
     gc.collect()
+
+
+def test_memory_for_a_gpu_can_be_written_to_and_outlives_what_it_was_cut_from() -> None:
+    gpu = torch.device("cuda")
+    memory = pinned.host_buffer(3 << 20, gpu)
+    part = memory[1 << 20 : 2 << 20]
+    memory.fill_(7)
+    del memory
+    gc.collect()
+    assert int(part.sum(dtype=torch.int64)) == 7 << 20
+    assert pinned.host_buffer(0, gpu).numel() == 0
+
+
+def test_memory_that_a_gpu_will_use_is_in_huge_pages_and_there_before_it_is_pinned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As many pages as it has are resident when CUDA is asked to pin it, and the kernel was asked for huge ones."""
+    resident = []
+
+    def register(address: int, num_bytes: int, flags: int) -> int:
+        resident.append((*region(address), num_bytes))
+        return 0
+
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: SimpleNamespace(cudaHostRegister=register))
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    memory = pinned.host_buffer(8 << 20, torch.device("cuda"))
+    pinned.pin_memory(memory, 0)
+    [(kib, flags, num_bytes)] = resident
+    assert num_bytes == 8 << 20
+    assert kib >= 8 << 10
+    assert "hg" in flags
+
+
+def region(address: int) -> tuple[int, list[str]]:
+    """Resident KiB and flags of the memory that `address` lies in, by the kernel."""
+    found: dict[str, str] = {}
+    here = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        head = line.split(maxsplit=1)[0]
+        if "-" in head and not head.endswith(":"):
+            start, end = (int(number, 16) for number in head.split("-"))
+            here = start <= address < end
+        elif here:
+            name, _, value = line.partition(":")
+            found[name] = value
+    return int(found["Rss"].split()[0]), found["VmFlags"].split()
+
+
+def test_more_memory_than_there_is_is_told() -> None:
+    with pytest.raises(PreftError, match=r"no host memory for 1\d+\.\d GB .*; lower serve.host_pool"):
+        pinned.host_buffer(1 << 57, torch.device("cuda"))
 
 
 def test_it_goes_on_in_a_thread_and_the_first_load_waits_for_it(made: Any, tmp_path: Path) -> None:

@@ -198,3 +198,15 @@ def test_an_answer_that_is_evaluated_writes_nothing_and_knows_no_secrets(
     scores = reward([problem] * len(answers), answers)
     assert (scores[0], scores[-1]) == (1.0, 1.0)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_answers_that_hold_the_right_one_are_paid_in_part_or_not_at_all() -> None:
+    [found] = load_problems(config(train_problems=1), HERE).train
+    answers = [found.answer or "", f"{found.answer} or so, I think", "none"]
+    own = [{"reward": "environment", "args": {"partial": False}}]
+    [(partly, _)], [(wholly, _)] = (load_rewards(one, HERE) for one in (config(), config(rewards=own)))
+    right, near, wrong = partly([found] * 3, answers)
+    assert (right, wrong) == (1, 0.01) or (right, wrong) == (1, 0)
+    assert near is not None
+    assert 0.01 < near < 1
+    assert wholly([found] * 3, answers) == [1, 0, 0]

@@ -228,7 +228,10 @@ def test_functions_that_cannot_be_used(own: Path, name: str, args: dict[str, Any
     [
         ("short", "the reward own_rewards:short returned 1 numbers for 2 answers (to train.jsonl:1, train.jsonl:2)"),
         ("word", "the reward own_rewards:word returned str '1' for an answer to train.jsonl:1; expected a number or"),
-        ("number", "the reward own_rewards:number returned float 1.0; expected a list of numbers or None"),
+        (
+            "number",
+            "the reward own_rewards:number returned float 1.0; expected a list with a number or None for each answer",
+        ),
         (
             "fails",
             "the reward own_rewards:fails failed on answers to train.jsonl:1, train.jsonl:2: ZeroDivisionError: ",

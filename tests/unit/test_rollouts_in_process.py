@@ -171,6 +171,7 @@ def test_what_the_engine_refuses_is_one_line(vllm: SimpleNamespace, monkeypatch:
         (invalid.value, "block_size: Input should be a valid integer, unable to parse string as an integer"),
         (TypeError("'<' not supported\nbetween"), "'<' not supported"),
         (FakeVLLMError("no"), "no"),
+        (AssertionError("Initial free memory 1 GiB, current 2 GiB."), "Initial free memory 1 GiB, current 2 GiB"),
     ):
         monkeypatch.setattr(FakeLLM, "refuses", refusal)
         with pytest.raises(UserError) as error:
@@ -179,6 +180,7 @@ def test_what_the_engine_refuses_is_one_line(vllm: SimpleNamespace, monkeypatch:
             error.value
         )
         assert "\n" not in str(error.value)
+        assert ("kv-cache-memory-bytes" in str(error.value)) == isinstance(refusal, AssertionError)
 
 
 @pytest.mark.parametrize(

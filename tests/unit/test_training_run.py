@@ -332,6 +332,16 @@ def test_plan_needs_no_torch_and_names_problems(base: Path, root: Path) -> None:
     assert "train.jsonl:1: found an empty object" in broken.problems[0]
 
 
+@pytest.mark.parametrize(("section", "key"), [("eval", "file"), ("train", "validation_file")])
+def test_rows_that_are_trained_on_are_not_held_out(base: Path, root: Path, section: str, key: str) -> None:
+    same = config(base, **{section: {key: str(root / "train.jsonl")}})
+    said = f"{section}.{key}: {root / 'train.jsonl'} is train.file too; evaluate on rows that are not trained on"
+    assert plan_train(same, root).problems == [said]
+    with pytest.raises(UserError) as error:
+        train(same, root)
+    assert (str(error.value), error.value.exit_code) == (said, 2)
+
+
 def test_plan_imports_the_core_install_alone() -> None:
     import subprocess
     import sys

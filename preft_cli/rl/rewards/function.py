@@ -53,7 +53,9 @@ class FunctionReward:
                 f"the reward {self.name} failed on answers to {_rows(problems)}: {describe(error)}"
             ) from error
         if not isinstance(returned, list | tuple):
-            raise UserError(f"the reward {self.name} returned {_shown(returned)}; expected a list of numbers or None")
+            raise UserError(
+                f"the reward {self.name} returned {_shown(returned)}; expected a list with a number or None for each answer"
+            )
         if len(returned) != len(problems):
             raise UserError(
                 f"the reward {self.name} returned {len(returned)} numbers for {len(problems)} answers (to {_rows(problems)})"

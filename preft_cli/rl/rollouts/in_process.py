@@ -23,7 +23,11 @@ from preft_cli.training.foundation import Foundation
 
 ENGINE = "the engine that samples answers"
 START_ERRORS = (ValueError, RuntimeError, TypeError, OSError, AssertionError)
-"""What vLLM raises beside its own; the last one where the GPU's free memory grew while it measured that."""
+"""What vLLM raises beside its own."""
+SHARED = (
+    ". Beside other programs on a GPU set serve.vllm_args.kv-cache-memory-bytes: then it does not measure what is free"
+)
+"""vLLM asserts that no memory is freed by others while it measures."""
 
 
 class InProcessRollouts:
@@ -67,8 +71,7 @@ class InProcessRollouts:
                     raise
                 raise UserError(
                     f"{ENGINE} did not start: {first_line(error)}. Its settings are those of serve and serve.vllm_args; "
-                    "serve.gpu_memory_utilization is its share of the GPU. Beside other programs that take and free GPU "
-                    "memory set serve.vllm_args.kv-cache-memory-bytes too: then it does not measure what is free"
+                    f"serve.gpu_memory_utilization is its share of the GPU{SHARED if isinstance(error, AssertionError) else ''}"
                 ) from error
 
     def sync(self, pairs: Mapping[str, LowRankPair]) -> Synced:

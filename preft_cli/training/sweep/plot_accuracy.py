@@ -14,6 +14,9 @@ from preft_cli.training.sweep.summary import cells_of
 SPREAD = 0.5
 """Of a method's place on the axis: what its seeds take of it."""
 
+SHORT = 14
+"""Characters that a line below a method may have."""
+
 
 def picture_of_accuracy(swept: SweepResult) -> Any:
     """A figure of three panels."""
@@ -62,12 +65,18 @@ def _accuracies(
     if swept.constant:
         answer = swept.constant.answer[:20]
         _line(axes, swept.constant.accuracy.value, f"always {answer!r}: {swept.constant.accuracy.value:.1%}", ":")
-    axes.set_xticks(range(len(drawn)), [label.replace(", ", "\n").replace(" ", "\n") for label in drawn])
+    axes.set_xticks(range(len(drawn)), list(map(_broken, drawn)))
     axes.set_xlim(-0.6, len(drawn) - 0.4)
-    axes.set_ylim(bottom=0)
+    axes.margins(y=0.06)  # marks at 0 and 1 are whole
     axes.set_ylabel(swept.measured.unit, fontsize=9.5)
     tidy(axes, "Held-out accuracy", grid="y")
     axes.legend(fontsize=8.5, frameon=False, loc="best")
+
+
+def _broken(label: str) -> str:
+    """In lines that do not run into the next label."""
+    parts = label.split(", ")
+    return "\n".join(part if len(part) < SHORT else part.replace(" ", "\n") for part in parts)
 
 
 def _line(axes: Any, value: float, label: str, style: str) -> None:
