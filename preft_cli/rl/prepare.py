@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from preft_cli.config.schema import PreftConfig
-from preft_cli.console import progress, say
+from preft_cli.console import progress, say, warn
 from preft_cli.data.load import Tokens
 from preft_cli.data.tokenise import prompt_token_ids
 from preft_cli.errors import UserError
