@@ -30,11 +30,14 @@ $(VENV)/.installed: $(LOCK) pyproject.toml Makefile
 demo: install
 	@bash examples/demo.sh
 
-# Unit tests side by side, a core each; then what starts engines, one after the other, since an engine uses all cores.
+# Unit tests, and then what starts engines, side by side, a core each; the README's commands alone, as a person runs them.
+# Engines are tested in the order of the files' names: of the two longest, which come last, test_schedules is busy on both cores
+# when the other one has ended.
 test: install
 ifeq ($(strip $(ARGS)),)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit -n 2 --dist loadfile
-	@$(BIN)/python -m pytest --ignore tests/unit
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/engine -n 2 --dist loadfile --no-loadscope-reorder
+	@$(BIN)/python -m pytest --ignore tests/unit --ignore tests/engine
 else
 	@$(BIN)/python -m pytest $(ARGS)
 endif

@@ -18,6 +18,8 @@ from tests.reference import MaskedReference, random_adapter
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 os.environ.setdefault("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")  # a test looks into the worker, see test_prompt_mask
+if "PYTEST_XDIST_WORKER" in os.environ:  # by itself vLLM binds the threads of every engine to the same cores
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 
 
 @pytest.fixture(scope="session")

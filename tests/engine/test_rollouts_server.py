@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 import urllib.error
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,7 +23,7 @@ from preft_cli.rl.rollout import Rollout, Sampling
 from preft_cli.rl.rollouts.api import KEY_VARIABLE, Api
 from preft_cli.rl.rollouts.server import ServerRollouts
 from preft_cli.rl.rollouts.tokens_route import GENERATE, parameters
-from tests.engine.served import Server, metric
+from tests.engine.served import Server, metric, wait_until
 from tests.reference import MaskedReference, random_adapter
 from tests.unit.tiny import tiny_model, tiny_tokenizer
 
@@ -42,6 +41,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> BaseModel:
     config = tiny_model().config
     config.num_attention_heads, config.head_dim, config.num_key_value_heads = 2, 32, 1
     config.max_position_embeddings = 4096
+    # Slow enough that the server keeps up with its engine on a busy machine, and hears of a sync while requests run.
+    config.intermediate_size = 1 << 15
     torch.manual_seed(0)
     model = LlamaForCausalLM(config)
     model.save_pretrained(folder)
@@ -153,16 +154,17 @@ def test_answers_end_with_their_stop_token_and_are_the_same_for_the_same_seed(
         assert gap(masked, prompt, group, two[0], Sampling(5, 1.0)) < TOLERANCE
 
 
-def start_long(served: tuple[Server, Path], pool: ThreadPoolExecutor, model: str, tokens: int) -> Future[Any]:
-    """Two answers that end with their length, seen to run."""
-    before = metric(served[0], "vllm:num_requests_running")
-    body = {"model": model, "token_ids": PROMPTS[0]}
-    body["sampling_params"] = {**parameters(2, Sampling(tokens, 1.0), 1), "ignore_eos": True}
-    started = pool.submit(Api(served[0].url).post_all, GENERATE, [body], 60.0)
-    deadline = time.monotonic() + 20
-    while metric(served[0], "vllm:num_requests_running") < before + 2:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+def start_long(served: tuple[Server, Path], pool: ThreadPoolExecutor, tokens: dict[str, int]) -> list[Future[Any]]:
+    """Two answers of each model that end with their length, seen to have begun and not ended."""
+    before = metric(served[0], "vllm:prompt_tokens_total")
+    started = []
+    for model, count in tokens.items():
+        sampling = {**parameters(2, Sampling(count, 1.0), 1), "ignore_eos": True}
+        body = {"model": model, "token_ids": PROMPTS[0], "sampling_params": sampling}
+        started.append(pool.submit(Api(served[0].url).post_all, GENERATE, [body], 120.0))
+    begun = before + 2 * len(tokens) * len(PROMPTS[0])
+    wait_until(lambda: metric(served[0], "vllm:prompt_tokens_total") == begun)
+    assert not any(future.done() for future in started)
     return started
 
 
@@ -173,8 +175,8 @@ def test_requests_in_flight_end_on_the_former_weights_or_are_ended(
     rollouts = connect(served, tiny, in_flight)
     rollouts.sync(two[0].pairs)
     with ThreadPoolExecutor() as pool:
-        base = start_long(served, pool, str(tiny.path), 1000)  # it must still run when the other one is seen to
-        former = start_long(served, pool, "policy", 600 if in_flight == "finish" else 1900)
+        tokens = {str(tiny.path): 600, "policy": 600 if in_flight == "finish" else 1900}
+        base, former = start_long(served, pool, tokens)
         rollouts.sync(two[1].pairs)
         choices = former.result()[0]["choices"]
         assert {choice["finish_reason"] for choice in base.result()[0]["choices"]} == {"length"}
@@ -185,9 +187,7 @@ def test_requests_in_flight_end_on_the_former_weights_or_are_ended(
         assert [choice["finish_reason"] for choice in choices] == ["abort", "abort"]
         assert all(0 < len(answer.token_ids) < 1900 for answer in answers)
     assert gap(masked, PROMPTS[0], answers, two[0], Sampling(600, 1.0)) < TOLERANCE
-    deadline = time.monotonic() + 20
-    while metric(served[0], "vllm:num_requests_running"):  # the engine has let go of them, too
-        assert time.monotonic() < deadline
+    wait_until(lambda: metric(served[0], "vllm:num_requests_running") == 0)  # the engine has let go of them, too
     [now] = rollouts.generate(PROMPTS[:1], 2, Sampling(10, 1.0), seed=1)
     assert gap(masked, PROMPTS[0], now, two[1], Sampling(10, 1.0)) < TOLERANCE
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -16,13 +17,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
 from engine_patch.adapter import Adapter
 from engine_patch.store.file import read_header, write_adapter
 from preft_cli.models.modules import Modules, modules_of
-from tests.engine.served import Server, free_port, metric
+from tests.engine.served import Server, free_port, metric, wait_until
 from tests.reference import MaskedReference, random_adapter
 
 pytestmark = pytest.mark.engine
@@ -35,6 +37,12 @@ def gap_to(adapter: Adapter | None, answer: Any, reference: MaskedReference) -> 
     adapted = len(prompt) + len(choice["token_ids"]) if adapter and adapter.method == "lora" else None
     expected = reference.logprobs(prompt, choice["token_ids"], adapter, adapted)
     return float((served - expected).abs().max())
+
+
+def catches(process: int, number: signal.Signals) -> bool:
+    """Whether a process has a handler for the signal."""
+    (mask,) = re.findall(r"^SigCgt:\s*(\w+)$", Path(f"/proc/{process}/status").read_text(), re.MULTILINE)
+    return bool(int(mask, 16) >> (number - 1) & 1)
 
 
 LOGPROBS = {"logprobs": True, "top_logprobs": 0, "return_token_ids": True}
@@ -208,9 +216,9 @@ def test_an_adapter_that_was_dropped_comes_back_with_what_it_was_admitted_with(s
     with ThreadPoolExecutor() as pool:
         first = server.chat("one", "What is a cat?", max_tokens=8)["choices"][0]["message"]["content"]
         long = pool.submit(server.chat, "everywhere", "Tell me a story.", max_tokens=150, ignore_eos=True)
-        time.sleep(1)
+        wait_until(lambda: metric(server, "vllm:num_requests_running") == 1)
         waiting = pool.submit(server.chat, "one", "What is a cat?", max_tokens=8)
-        time.sleep(0.5)
+        wait_until(lambda: metric(server, "vllm:num_requests_waiting") == 1)
         shutil.copy(folder / "everywhere.preft", folder / "swap")
         (folder / "swap").replace(folder / "one.preft")
         assert waiting.result()["choices"][0]["message"]["content"] == first
@@ -359,7 +367,8 @@ def test_ctrl_c_while_starting_even_where_the_shell_ignored_it(folder: Path) -> 
     """Shells start background jobs with SIGINT ignored."""
     command = f"trap '' INT; exec {sys.executable} -m preft_cli serve --adapters {folder} --port {free_port()}"
     process = subprocess.Popen(["bash", "-c", command], cwd=folder.parent, stderr=subprocess.PIPE, text=True)
-    time.sleep(2)
+    # The server comes up much later than this, also where the machine is busy.
+    wait_until(lambda: "preft_cli" in psutil.Process(process.pid).cmdline() and catches(process.pid, signal.SIGINT))
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
     # 0: it came to starting the server, and stopped that. A shell calls the death by SIGINT 130 too: Python chooses it where

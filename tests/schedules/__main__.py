@@ -60,6 +60,7 @@ def main() -> None:
         **dataclasses.asdict(seen),
         **versions(),
         "seconds": round(time.monotonic() - began, 1),
+        "cpu_seconds": round(time.process_time(), 1),  # those of this process, whatever else the machine does
     }
     text = json.dumps({**vars(arguments), "out": None, **report})
     print(text)
