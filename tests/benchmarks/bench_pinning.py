@@ -46,28 +46,24 @@ class Caller:
 
     def __init__(self) -> None:
         self._stop = threading.Event()
-        self._longest = 0.0
+        self.longest = 0.0
+        """Seconds of the slowest turn that has ended."""
         self._thread = threading.Thread(target=self._run)
 
     def __enter__(self) -> Caller:
         self._thread.start()
         time.sleep(0.3)  # the first calls are slow by themselves
-        self._longest = 0.0
+        self.longest = 0.0
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join()
 
-    @property
-    def longest(self) -> float:
-        """Seconds of the slowest turn that has ended."""
-        return self._longest
-
     def _run(self) -> None:
         matrix = torch.randn(1024, 1024, device="cuda")
         while not self._stop.is_set():
-            self._longest = max(self._longest, seconds(lambda: (matrix @ matrix).cpu()))
+            self.longest = max(self.longest, seconds(lambda: (matrix @ matrix).cpu()))
 
 
 def measure(case: str, num_bytes: int) -> dict[str, Any]:

@@ -206,7 +206,7 @@ def test_answers_that_hold_the_right_one_are_paid_in_part_or_not_at_all() -> Non
     own = [{"reward": "environment", "args": {"partial": False}}]
     [(partly, _)], [(wholly, _)] = (load_rewards(one, HERE) for one in (config(), config(rewards=own)))
     right, near, wrong = partly([found] * 3, answers)
-    assert (right, wrong) == (1, 0.01) or (right, wrong) == (1, 0)
+    assert (right, wrong) == (1, 0)
     assert near is not None
-    assert 0.01 < near < 1
+    assert 0 < near < 1
     assert wholly([found] * 3, answers) == [1, 0, 0]

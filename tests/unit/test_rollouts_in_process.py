@@ -171,7 +171,7 @@ def test_what_the_engine_refuses_is_one_line(vllm: SimpleNamespace, monkeypatch:
         (invalid.value, "block_size: Input should be a valid integer, unable to parse string as an integer"),
         (TypeError("'<' not supported\nbetween"), "'<' not supported"),
         (FakeVLLMError("no"), "no"),
-        (AssertionError("Initial free memory 1 GiB, current 2 GiB."), "Initial free memory 1 GiB, current 2 GiB"),
+        (AssertionError("Error in memory profiling. Initial free"), "Error in memory profiling. Initial free"),
     ):
         monkeypatch.setattr(FakeLLM, "refuses", refusal)
         with pytest.raises(UserError) as error:
@@ -184,7 +184,12 @@ def test_what_the_engine_refuses_is_one_line(vllm: SimpleNamespace, monkeypatch:
 
 
 @pytest.mark.parametrize(
-    ("refusal", "raised"), [(PreftError("no pool"), UserError), (KeyboardInterrupt(), KeyboardInterrupt)]
+    ("refusal", "raised"),
+    [
+        (PreftError("no pool"), UserError),
+        (KeyboardInterrupt(), KeyboardInterrupt),
+        (AssertionError("one of ours"), AssertionError),
+    ],
 )
 def test_an_engine_without_its_adapter_is_stopped(
     vllm: SimpleNamespace, refusal: BaseException, raised: type[BaseException]

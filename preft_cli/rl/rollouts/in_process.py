@@ -22,12 +22,11 @@ from preft_cli.rl.rollouts.seeds import prompt_seed
 from preft_cli.training.foundation import Foundation
 
 ENGINE = "the engine that samples answers"
-START_ERRORS = (ValueError, RuntimeError, TypeError, OSError, AssertionError)
-"""What vLLM raises beside its own."""
-SHARED = (
+FREED = "Error in memory profiling"
+"""vLLM asserts that no other program frees memory of the GPU while it measures; any other assertion is a fault of ours."""
+MEASURED = (
     ". Beside other programs on a GPU set serve.vllm_args.kv-cache-memory-bytes: then it does not measure what is free"
 )
-"""vLLM asserts that no memory is freed by others while it measures."""
 
 
 class InProcessRollouts:
@@ -67,11 +66,14 @@ class InProcessRollouts:
                 )
             except BaseException as error:
                 self.stop()
-                if not isinstance(error, (*START_ERRORS, PreftError, VLLMError)):
+                freed = isinstance(error, AssertionError) and FREED in str(error)
+                if not freed and not isinstance(
+                    error, (PreftError, VLLMError, ValueError, RuntimeError, TypeError, OSError)
+                ):
                     raise
                 raise UserError(
                     f"{ENGINE} did not start: {first_line(error)}. Its settings are those of serve and serve.vllm_args; "
-                    f"serve.gpu_memory_utilization is its share of the GPU{SHARED if isinstance(error, AssertionError) else ''}"
+                    f"serve.gpu_memory_utilization is its share of the GPU{MEASURED if freed else ''}"
                 ) from error
 
     def sync(self, pairs: Mapping[str, LowRankPair]) -> Synced:
