@@ -1,7 +1,8 @@
 """The tiers of one worker together: files, host, device. What is wanted soon moves ahead of the step that needs it.
 
-The engine core says before every step which adapters it wants (`want`); only those that have arrived are scheduled. A step then
-takes its adapters (`activate`), which is one copy each for those that are not on the device already.
+The engine core says before every step which adapters it wants (`want`); only those that have arrived are scheduled, and, while
+others are to be copied, no more than half of the pool holds. A step then takes its adapters (`activate`), which is one copy each
+for those that are not on the device already.
 """
 
 from __future__ import annotations
@@ -71,20 +72,29 @@ class AdapterTiers:
             missing = self._advance(refs)
         missing |= self._crowded_out([digest for digest in refs if digest not in missing])
         arrived = [digest for digest in refs if digest not in missing]
-        fitting = self._fitting(arrived)
-        self._bring_ahead(arrived[:fitting])
-        return missing | {digest: NOT_YET for digest in arrived[fitting:] if digest not in self.live}  # these are there
+        room = self._room()
+        fitting = arrived[: self._leading(arrived, room)]
+        taken = fitting
+        if len(fitting) < len(arrived) or not all(digest in self.device.adapters for digest in fitting):
+            # Half for this step, so that the next one's adapters are copied while it is computed, and not after it.
+            taken = fitting[: max(1, self._leading(fitting, room // 2))]
+        self._bring_ahead(fitting)
+        later = [digest for digest in arrived[len(taken) :] if digest not in self.live]  # the live ones are there
+        return missing | dict.fromkeys(later, NOT_YET)
 
-    def _fitting(self, digests: list[str]) -> int:
-        """How many of `digests`, from the first on, the device can hold beside the adapters of running requests.
+    def _room(self) -> int:
+        """Pages of the device beside the adapters of running requests, and live ones."""
+        return self.device.arena.num_pages - sum(map(self._pages, {*self._running, *self.live}))
+
+    def _leading(self, digests: list[str], room: int) -> int:
+        """How many of `digests`, from the first on, so many pages can hold beside what is there anyway (see `_room`).
 
         Those behind the first that does not fit wait with it, so that small adapters do not pass a large one for ever.
         """
         there = {*self._running, *self.live}
-        free = self.device.arena.num_pages - sum(self._pages(digest) for digest in there)
         for count, digest in enumerate(digests):
-            free -= 0 if digest in there else self._pages(digest)
-            if free < 0:
+            room -= 0 if digest in there else self._pages(digest)
+            if room < 0:
                 return count
         return len(digests)
 

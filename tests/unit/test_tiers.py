@@ -141,6 +141,43 @@ def test_a_stock_adapter_is_refused_with_the_remedy() -> None:
         tiers(2 * PAGES, 2 * PAGES).activate(["/peft/adapter"])
 
 
+def test_a_step_takes_half_of_the_pool_so_that_the_next_one_s_adapters_are_copied_meanwhile(tmp_path: Path) -> None:
+    refs = [write(tmp_path, f"a{i}", random_adapter(i)) for i in range(6)]
+    found = tiers(4 * PAGES, 8 * PAGES, slots=4)
+    for ref in refs:
+        found.load(ref)
+    paths = [ref.encode() for ref in refs]
+    assert found.want([], paths) == {ref.digest: NOT_YET for ref in refs[2:]}
+    found.activate(paths[:2])
+    assert all(ref.digest in found.device.adapters for ref in refs[:4]), "the next ones are not brought ahead"
+    assert found.want([], paths[2:]) == {ref.digest: NOT_YET for ref in refs[4:]}
+    found.activate(paths[2:4])
+    assert found.want([], paths[4:]) == {}
+    found.activate(paths[4:])
+    assert found.count().device.misses == 6, "one was dropped before its step"
+
+
+def test_a_step_takes_all_that_the_pool_holds_if_nothing_is_to_be_copied(tmp_path: Path) -> None:
+    refs = [write(tmp_path, f"a{i}", random_adapter(i)) for i in range(4)]
+    found = tiers(4 * PAGES, 4 * PAGES, slots=4)
+    for ref in refs:
+        found.load(ref)
+    paths = [ref.encode() for ref in refs]
+    assert found.want([], paths) == {ref.digest: NOT_YET for ref in refs[2:]}
+    assert found.want([], paths) == {}, "all are on the device now"
+    found.activate(paths)
+    assert found.count().device.misses == 4
+
+
+def test_one_adapter_of_more_than_half_of_the_pool_runs(tmp_path: Path) -> None:
+    large, other = (write(tmp_path, f"a{i}", random_adapter(i, rank=8)) for i in range(2))
+    found = tiers(2 * PAGES + 2, 8 * PAGES)
+    for ref in (large, other):
+        found.load(ref)
+    assert found.want([], [large.encode(), other.encode()]) == {other.digest: NOT_YET}
+    found.activate([large.encode()])
+
+
 def test_a_large_adapter_is_not_passed_by_small_ones_for_ever(tmp_path: Path) -> None:
     """Two small ones run on the device; the large one that waits does not fit beside them, and who comes after it waits too."""
     small = [write(tmp_path, f"s{i}", random_adapter(i)) for i in range(3)]
