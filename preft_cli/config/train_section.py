@@ -41,7 +41,9 @@ class TrainConfig(Section):
     batch_size: PositiveInt = Field(4, description="Rows a step in each process; with packing, sequences.")
     gradient_accumulation_steps: PositiveInt = Field(1, description="Steps whose gradients are added up.")
     learning_rate: float = Field(1e-3, gt=0, description="Peak learning rate. Adapters need far more than full models.")
-    warmup_ratio: Fraction = Field(0.1, description="Share of the steps that warm up; then cosine decay to zero.")
+    warmup_ratio: Fraction = Field(
+        0.1, description="Share of the steps that warm up, at most all but one; then cosine decay to zero."
+    )
     weight_decay: float = Field(0.0, ge=0)
     max_grad_norm: float = Field(1.0, gt=0, description="Gradients are clipped to this norm.")
     max_length: PositiveInt = Field(

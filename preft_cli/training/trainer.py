@@ -66,6 +66,12 @@ class AdapterTrainer(Trainer):  # type: ignore[misc, unused-ignore]
             raise NonFiniteError("the gradient", self.state.global_step + 1)
         return norm
 
+    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:
+        """Leaves one step after the warm-up, which begins with a step of rate 0: else a run of one step would train nothing."""
+        if self.args.get_warmup_steps(num_training_steps) >= num_training_steps:
+            self.args.warmup_steps = num_training_steps - 1
+        return super().create_scheduler(num_training_steps, optimizer)
+
     def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
         """In place of the base class's loop, which averages the means of batches."""
         control = self.control

@@ -185,6 +185,13 @@ def test_warm_up_then_cosine_to_zero(base: Path, root: Path) -> None:
     assert rates[4:] == sorted(rates[4:], reverse=True)
 
 
+@pytest.mark.parametrize(("steps", "rates"), [(1, [0.01]), (2, [0, 0.01])])
+def test_the_warm_up_leaves_a_step_that_trains(base: Path, root: Path, steps: int, rates: list[float]) -> None:
+    train(config(base, train={"max_steps": steps, "warmup_ratio": 1.0}), root)
+    assert [row[2] for row in logged(root / "runs" / "tiny")] == rates
+    assert any(pair.b.any() for pair in load_trained(root / "runs" / "tiny" / "adapter").pairs.values())
+
+
 def test_case_10_nan_stops_and_keeps_the_last_good_adapter(
     base: Path, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
