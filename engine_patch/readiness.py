@@ -72,16 +72,21 @@ class AdapterGate:
         return ref is not None and ref.digest in self._arrived and self._refusal(request) is None
 
     def _waiting(self, scheduler: Any) -> dict[str, AdapterRef]:
-        """The adapters of the requests that come next, in order; refuses what can never be served."""
-        found: dict[str, AdapterRef] = {}
+        """The adapters of the requests that come next, in order; refuses what can never be served.
+
+        Last those of requests that wait for something else, such as a grammar: they take no place from what can run.
+        """
+        ready: dict[str, AdapterRef] = {}
+        blocked: dict[str, AdapterRef] = {}
         for request in islice(scheduler.waiting, SCANNED):
             if not request.lora_request:
                 continue
             if reason := self._refusal(request):
                 self._fail(scheduler, request, reason)
             elif ref := _ref(request):
+                found = blocked if scheduler._is_blocked_waiting_status(request.status) else ready
                 found[request.lora_request.lora_path] = ref
-        return found
+        return ready | {path: ref for path, ref in blocked.items() if path not in ready}
 
     def _refusal(self, request: Any) -> str | None:
         """Why this engine never serves the request's adapter."""

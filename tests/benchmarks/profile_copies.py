@@ -13,6 +13,7 @@ import json
 import os
 import random
 import tempfile
+from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,6 +37,9 @@ SHORT_US = 20
 
 LONG_US = 3000
 """Gaps that are listed."""
+
+KERNELS, NAME = 12, 60
+"""That are listed, and characters of their names."""
 
 
 class Span(NamedTuple):
@@ -170,7 +174,17 @@ def summary(events: list[dict[str, Any]]) -> dict[str, Any]:
             for gap in gaps
             if gap.end - gap.start >= LONG_US
         ],
+        "kernels_ms": longest(device),
     }
+
+
+def longest(device: list[dict[str, Any]]) -> dict[str, float]:
+    """The kernels that take most time, each with all its launches, in milliseconds."""
+    taken: Counter[str] = Counter()
+    for event in device:
+        if event["cat"] == "kernel":
+            taken[event["name"][:NAME]] += event["dur"] / 1e3
+    return dict(taken.most_common(KERNELS))
 
 
 def merged(spans: list[Span]) -> list[Span]:

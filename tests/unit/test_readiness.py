@@ -59,6 +59,16 @@ def test_a_request_waits_for_its_file_in_every_worker_and_others_do_not(served: 
     assert served.step()[late.request_id] == 8
 
 
+def test_requests_that_wait_for_a_grammar_take_no_place_from_others(served: Scheduling, workers: Workers) -> None:
+    blocked = [served.add([1] * 8, adapter(name)) for name in ("shared", "other")]
+    for request in blocked:
+        request.status = type(request.status).WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
+    served.add([1] * 8, adapter("third"))
+    served.add([1] * 8, adapter("shared"))
+    served.scheduler.preft_gate.ask(served.scheduler)
+    assert workers.asked[-1][1] == ["third", "shared", "other"]
+
+
 def test_a_failed_load_ends_the_requests_of_that_adapter_alone(
     served: Scheduling, workers: Workers, caplog: pytest.LogCaptureFixture
 ) -> None:

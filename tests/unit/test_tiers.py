@@ -141,7 +141,7 @@ def test_a_stock_adapter_is_refused_with_the_remedy() -> None:
         tiers(2 * PAGES, 2 * PAGES).activate(["/peft/adapter"])
 
 
-def test_a_step_takes_half_of_the_pool_so_that_the_next_one_s_adapters_are_copied_meanwhile(tmp_path: Path) -> None:
+def test_a_step_leaves_half_of_the_pool_to_adapters_that_are_to_be_copied(tmp_path: Path) -> None:
     refs = [write(tmp_path, f"a{i}", random_adapter(i)) for i in range(6)]
     found = tiers(4 * PAGES, 8 * PAGES, slots=4)
     for ref in refs:
@@ -167,6 +167,36 @@ def test_a_step_takes_all_that_the_pool_holds_if_nothing_is_to_be_copied(tmp_pat
     assert found.want([], paths) == {}, "all are on the device now"
     found.activate(paths)
     assert found.count().device.misses == 4
+
+
+def test_a_step_leaves_no_more_than_is_to_be_copied_and_keeps_nobody_from_an_adapter_that_runs(tmp_path: Path) -> None:
+    refs = [write(tmp_path, f"a{i}", random_adapter(i)) for i in range(5)]
+    found = tiers(4 * PAGES, 8 * PAGES, slots=4)
+    for ref in refs:
+        found.load(ref)
+    paths = [ref.encode() for ref in refs]
+    found.want([], paths[:4])
+    assert found.want([], paths[:4]) == {}
+    assert found.want([], paths).keys() == {refs[3].digest, refs[4].digest}, "one page is enough for the fifth"
+    assert found.want(paths[2:3], [paths[4], *paths[:3]]).keys() == {refs[1].digest}
+
+
+@pytest.mark.parametrize("pool", [1, 2, 3, 5])
+def test_every_request_is_served_with_any_pool(tmp_path: Path, pool: int) -> None:
+    refs = [write(tmp_path, f"a{i}", random_adapter(i)) for i in range(8)]
+    found = tiers(pool * PAGES, 8 * PAGES, slots=4)
+    for ref in refs:
+        found.load(ref)
+    waiting = [*refs, *refs]
+    for _ in range(len(waiting)):
+        missing = found.want([], [ref.encode() for ref in waiting])
+        step = [ref for ref in dict.fromkeys(waiting) if ref.digest not in missing][:4]
+        assert step[0] is waiting[0], "the first was passed"
+        found.activate([ref.encode() for ref in step])
+        waiting = [ref for ref in waiting if ref not in step]
+        if not waiting:
+            return
+    raise AssertionError("it took more steps than requests")
 
 
 def test_one_adapter_of_more_than_half_of_the_pool_runs(tmp_path: Path) -> None:
