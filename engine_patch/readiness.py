@@ -86,7 +86,7 @@ class AdapterGate:
             elif ref := _ref(request):
                 found = blocked if scheduler._is_blocked_waiting_status(request.status) else ready
                 found[request.lora_request.lora_path] = ref
-        return ready | {path: ref for path, ref in blocked.items() if path not in ready}
+        return ready | blocked  # an adapter of both keeps its place among the first
 
     def _refusal(self, request: Any) -> str | None:
         """Why this engine never serves the request's adapter."""

@@ -13,7 +13,6 @@ import json
 import os
 import random
 import tempfile
-from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +27,7 @@ from preft_cli.models.modules import modules_of
 from tests.benchmarks import common
 from tests.benchmarks.common import say, seconds
 from tests.benchmarks.material import write_ref
+from tests.benchmarks.profile_profilers import window
 
 LARGE = 1 << 20
 """Bytes: copies of less are those of a step's inputs."""
@@ -37,9 +37,6 @@ SHORT_US = 20
 
 LONG_US = 3000
 """Gaps that are listed."""
-
-KERNELS, NAME = 12, 60
-"""That are listed, and characters of their names."""
 
 
 class Span(NamedTuple):
@@ -144,7 +141,10 @@ class Burst:
         with profile(activities=[ProfilerActivity.CUDA]) as found:
             self.answer(True, 2)
         found.export_chrome_trace(str(folder / "trace.json"))
-        return summary(json.loads((folder / "trace.json").read_text())["traceEvents"])
+        top = window(found.profiler.kineto_results.events(), steps=1).top
+        return summary(json.loads((folder / "trace.json").read_text())["traceEvents"]) | {
+            "kernels_and_copies": [line.model_dump() for line in top]
+        }
 
 
 def summary(events: list[dict[str, Any]]) -> dict[str, Any]:
@@ -174,17 +174,7 @@ def summary(events: list[dict[str, Any]]) -> dict[str, Any]:
             for gap in gaps
             if gap.end - gap.start >= LONG_US
         ],
-        "kernels_ms": longest(device),
     }
-
-
-def longest(device: list[dict[str, Any]]) -> dict[str, float]:
-    """The kernels that take most time, each with all its launches, in milliseconds."""
-    taken: Counter[str] = Counter()
-    for event in device:
-        if event["cat"] == "kernel":
-            taken[event["name"][:NAME]] += event["dur"] / 1e3
-    return dict(taken.most_common(KERNELS))
 
 
 def merged(spans: list[Span]) -> list[Span]:

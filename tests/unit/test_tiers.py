@@ -141,11 +141,19 @@ def test_a_stock_adapter_is_refused_with_the_remedy() -> None:
         tiers(2 * PAGES, 2 * PAGES).activate(["/peft/adapter"])
 
 
-def test_a_step_leaves_half_of_the_pool_to_adapters_that_are_to_be_copied(tmp_path: Path) -> None:
-    refs = [write(tmp_path, f"a{i}", random_adapter(i)) for i in range(6)]
-    found = tiers(4 * PAGES, 8 * PAGES, slots=4)
+def in_host_memory(
+    folder: Path, num_adapters: int, device_pages: int, rank: int = 4
+) -> tuple[AdapterTiers, list[AdapterRef]]:
+    """Adapters of one rank, none of them on the device yet."""
+    refs = [write(folder, f"a{i}", random_adapter(i, rank=rank)) for i in range(num_adapters)]
+    found = tiers(device_pages, 2 * num_adapters * PAGES, slots=4)
     for ref in refs:
         found.load(ref)
+    return found, refs
+
+
+def test_a_step_leaves_half_of_the_pool_to_adapters_that_are_to_be_copied(tmp_path: Path) -> None:
+    found, refs = in_host_memory(tmp_path, 6, device_pages=4 * PAGES)
     paths = [ref.encode() for ref in refs]
     assert found.want([], paths) == {ref.digest: NOT_YET for ref in refs[2:]}
     found.activate(paths[:2])
@@ -158,10 +166,7 @@ def test_a_step_leaves_half_of_the_pool_to_adapters_that_are_to_be_copied(tmp_pa
 
 
 def test_a_step_takes_all_that_the_pool_holds_if_nothing_is_to_be_copied(tmp_path: Path) -> None:
-    refs = [write(tmp_path, f"a{i}", random_adapter(i)) for i in range(4)]
-    found = tiers(4 * PAGES, 4 * PAGES, slots=4)
-    for ref in refs:
-        found.load(ref)
+    found, refs = in_host_memory(tmp_path, 4, device_pages=4 * PAGES)
     paths = [ref.encode() for ref in refs]
     assert found.want([], paths) == {ref.digest: NOT_YET for ref in refs[2:]}
     assert found.want([], paths) == {}, "all are on the device now"
@@ -170,23 +175,17 @@ def test_a_step_takes_all_that_the_pool_holds_if_nothing_is_to_be_copied(tmp_pat
 
 
 def test_a_step_leaves_no_more_than_is_to_be_copied_and_keeps_nobody_from_an_adapter_that_runs(tmp_path: Path) -> None:
-    refs = [write(tmp_path, f"a{i}", random_adapter(i)) for i in range(5)]
-    found = tiers(4 * PAGES, 8 * PAGES, slots=4)
-    for ref in refs:
-        found.load(ref)
+    found, refs = in_host_memory(tmp_path, 5, device_pages=4 * PAGES)
     paths = [ref.encode() for ref in refs]
     found.want([], paths[:4])
     assert found.want([], paths[:4]) == {}
-    assert found.want([], paths).keys() == {refs[3].digest, refs[4].digest}, "one page is enough for the fifth"
+    assert found.want([], paths).keys() == {refs[3].digest, refs[4].digest}, "room for one is enough for the fifth"
     assert found.want(paths[2:3], [paths[4], *paths[:3]]).keys() == {refs[1].digest}
 
 
 @pytest.mark.parametrize("pool", [1, 2, 3, 5])
 def test_every_request_is_served_with_any_pool(tmp_path: Path, pool: int) -> None:
-    refs = [write(tmp_path, f"a{i}", random_adapter(i)) for i in range(8)]
-    found = tiers(pool * PAGES, 8 * PAGES, slots=4)
-    for ref in refs:
-        found.load(ref)
+    found, refs = in_host_memory(tmp_path, 8, device_pages=pool * PAGES)
     waiting = [*refs, *refs]
     for _ in range(len(waiting)):
         missing = found.want([], [ref.encode() for ref in waiting])
@@ -200,10 +199,7 @@ def test_every_request_is_served_with_any_pool(tmp_path: Path, pool: int) -> Non
 
 
 def test_one_adapter_of_more_than_half_of_the_pool_runs(tmp_path: Path) -> None:
-    large, other = (write(tmp_path, f"a{i}", random_adapter(i, rank=8)) for i in range(2))
-    found = tiers(2 * PAGES + 2, 8 * PAGES)
-    for ref in (large, other):
-        found.load(ref)
+    found, (large, other) = in_host_memory(tmp_path, 2, device_pages=2 * PAGES + 2, rank=8)
     assert found.want([], [large.encode(), other.encode()]) == {other.digest: NOT_YET}
     found.activate([large.encode()])
 
